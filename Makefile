@@ -1,0 +1,36 @@
+# Each target sets up what it needs: a .venv beside this file, made once and reused while setup.py and
+# constraints.txt stay as they are. `make PYTHON=python3.12 ...` chooses the Python it is made with.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RECIPE ?= recipes/digits.yaml
+READY := $(VENV)/.ready-$(shell cat setup.py constraints.txt | cksum | cut -d' ' -f1)
+
+.PHONY: help train test lint bench clean
+.DEFAULT_GOAL := help
+
+help:  ## list these commands
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "make %-7s %s\n", $$1, $$2}'
+
+train: $(READY)  ## train a small ViT on embedded real images, under two minutes on two cores (RECIPE=... for another)
+	@$(BIN)/python launch/train.py $(RECIPE)
+
+test: $(READY)  ## run all tests
+	@$(BIN)/python -m pytest
+
+lint: $(READY)  ## check style, formatting and types
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+bench: $(READY)  ## run the benchmarks against peers
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+clean:  ## remove the environment and caches; runs/ stays
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY):
+	@echo "Setting up $(VENV) (once; downloads several GB)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@rm -f $(VENV)/.ready-*
+	@touch $@

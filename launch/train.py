@@ -1,0 +1,50 @@
+"""Train a recipe: `accelerate launch launch/train.py RECIPE [section.option=value ...]`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vit_scale.cli import Parser, run_main
+
+USAGE = "%(prog)s RECIPE [section.option=value ...] [--print-config]"
+EXAMPLES = """examples:
+  python launch/train.py recipes/digits.yaml
+  python launch/train.py recipes/digits.yaml optim.lr=2e-3 run.dir=runs/try
+  accelerate launch launch/train.py recipes/vit_large.yaml
+"""
+
+
+def parse(argv: Sequence[str]) -> tuple[str, list[str], bool]:
+    """The recipe, the overrides, and whether only to print the merged options."""
+    from vit_scale.recipe import options_help
+
+    parser = Parser(usage=USAGE, description="Train a recipe.", add_help=False)
+    parser.add_argument("recipe", nargs="?", help="a YAML file, such as recipes/digits.yaml")
+    parser.add_argument("--print-config", action="store_true", help="print the merged options as YAML and stop")
+    parser.add_argument("-h", "--help", action="store_true", help="print this and every option, and stop")
+    args, overrides = parser.parse_known_args(argv)
+    if args.help:
+        print(f"{parser.format_help()}\n{EXAMPLES}\noptions, with their defaults:\n{options_help()}")
+        raise SystemExit(0)
+    if args.recipe is None:
+        parser.error("which recipe?")
+    if "=" in args.recipe:
+        parser.error(f"the recipe comes first, before {args.recipe}")
+    return args.recipe, overrides, args.print_config
+
+
+def main(argv: Sequence[str]) -> int:
+    recipe, overrides, print_config = parse(argv)
+    from vit_scale.recipe import load_recipe, to_yaml
+
+    config = load_recipe(recipe, overrides)
+    if print_config:
+        print(to_yaml(config), end="")
+        return 0
+    from vit_scale.train import run_recipe
+
+    return run_recipe(config, recipe)
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,37 @@
+from setuptools import find_packages, setup
+
+# Ranges that should work; constraints.txt has the exact versions that are tested.
+REQUIRES = [
+    "torch>=2.6",
+    "torchvision>=0.21",
+    "timm>=1.0.15",
+    "accelerate>=1.6",
+    "deepspeed>=0.16; platform_system == 'Linux'",
+    "transformers>=4.50; platform_system == 'Linux'",  # accelerate asks for its version before it uses DeepSpeed
+    "datasets>=3.0",
+    "wandb>=0.19",
+    "safetensors>=0.5",
+    "numpy>=1.26",
+    "pillow>=11",
+    "simplejpeg>=1.8",  # decodes JPEG at a reduced size, faster than Pillow
+    "PyYAML>=6.0",
+    "pydantic>=2.9",
+    "rich>=13.7",
+    "scikit-learn>=1.4",  # the embedded digits
+]
+TEST = ["pytest>=8.0"]
+DEV = ["ruff>=0.9", "mypy>=1.14", "types-PyYAML"]
+
+setup(
+    name="vit_scale",
+    version="0.1.0",
+    description="Train Vision Transformers from one CPU to many GPU nodes, with one recipe and the same losses.",
+    long_description=open("README.md", encoding="utf-8").read(),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.10",
+    packages=find_packages(include=["vit_scale", "vit_scale.*"]),
+    package_data={"vit_scale": ["py.typed"]},
+    install_requires=REQUIRES,
+    extras_require={"test": TEST, "dev": TEST + DEV},
+)

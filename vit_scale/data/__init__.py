@@ -1,0 +1,1 @@
+"""Images from source to model: sources, sampling order, decoding, augmentation, mixing, loading."""

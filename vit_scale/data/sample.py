@@ -1,0 +1,36 @@
+"""What a source is to the loaders: images by index, as they are stored."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Sample(NamedTuple):
+    """One image as it is stored and its label."""
+
+    image: Any
+    """The bytes of a file, the path of a file, or pixels [H, W] or [H, W, C]."""
+    label: int
+
+
+class ImageSource(Protocol):
+    """Images by index. Cheap to send to workers: pixels stay in a memory map or on disk."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> Sample:
+        """The image at `index` as it is stored, and its label."""
+
+    def describe(self, index: int) -> str:
+        """How a message names this image: its file where known, else its row."""
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64]:
+        """Labels of all images, in the order of `read`."""
+
+    @property
+    def name(self) -> str:
+        """How messages name the source."""

@@ -1,0 +1,121 @@
+"""Multi-head self-attention, its kernels, and the attention weights themselves.
+
+Shapes: B batch, N tokens, D token width, H heads, K head width (D = H K).
+"""
+
+import contextlib
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from vit_scale.errors import UserError
+from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding
+
+NORM_EPS = 1e-6
+
+Backend = Literal["auto", "flash", "efficient", "cudnn", "math", "explicit"]
+_KERNELS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+class Attention(nn.Module):
+    """Self-attention with one packed projection for queries, keys and values."""
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        qkv_bias: bool = True,
+        bias: bool = True,
+        qk_norm: bool = False,
+        dropout: float = 0.0,
+        attn_dropout: float = 0.0,
+        position: RotaryEmbedding | RelativeBias | None = None,
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
+        self.attn_dropout = attn_dropout
+        self.backend = backend
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.q_norm = nn.LayerNorm(self.head_dim, eps=NORM_EPS) if qk_norm else nn.Identity()
+        self.k_norm = nn.LayerNorm(self.head_dim, eps=NORM_EPS) if qk_norm else nn.Identity()
+        self.rope = position if isinstance(position, RotaryEmbedding) else None
+        self.rel_pos = position if isinstance(position, RelativeBias) else None
+        self.proj = nn.Linear(dim, dim, bias=bias)
+        self.proj_drop = nn.Dropout(dropout) if dropout else nn.Identity()
+
+    def forward(self, x_BND: Tensor, keep_BN: Tensor | None = None) -> Tensor:
+        """Every token attends to every other; `keep_BN` are the tokens that patch dropout left."""
+        q_BHNK, k_BHNK, v_BHNK = self._heads(x_BND, keep_BN)
+        bias = self._bias(q_BHNK, keep_BN)
+        dropout = self.attn_dropout if self.training else 0.0
+        if self.backend == "explicit":
+            y_BHNK = F.dropout(_softmax_weights(q_BHNK, k_BHNK, bias), dropout) @ v_BHNK
+        else:
+            with self._kernel():
+                y_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, attn_mask=bias, dropout_p=dropout)
+        return self.proj_drop(self.proj(y_BHNK.transpose(1, 2).flatten(2)))
+
+    def weights(self, x_BND: Tensor) -> Tensor:
+        """The attention weights [B, H, N, N], computed step by step; each row sums to one."""
+        q_BHNK, k_BHNK, _ = self._heads(x_BND, None)
+        return _softmax_weights(q_BHNK, k_BHNK, self._bias(q_BHNK, None))
+
+    def _heads(self, x_BND: Tensor, keep_BN: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        qkv = self.qkv(x_BND).unflatten(-1, (3, self.num_heads, self.head_dim))
+        q_BHNK, k_BHNK, v_BHNK = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        q_BHNK, k_BHNK = self.q_norm(q_BHNK), self.k_norm(k_BHNK)
+        if self.rope is not None:
+            q_BHNK, k_BHNK = self.rope(q_BHNK, keep_BN), self.rope(k_BHNK, keep_BN)
+        # Under autocast a norm answers in float32; the kernels want one type.
+        return q_BHNK.to(v_BHNK.dtype), k_BHNK.to(v_BHNK.dtype), v_BHNK
+
+    def _bias(self, q_BHNK: Tensor, keep_BN: Tensor | None) -> Tensor | None:
+        return None if self.rel_pos is None else self.rel_pos(keep_BN).to(q_BHNK.dtype)
+
+    def _kernel(self) -> contextlib.AbstractContextManager[None]:
+        # Here and not around the whole model: activation checkpointing runs blocks again outside the model's forward.
+        return contextlib.nullcontext() if self.backend == "auto" else sdpa_kernel(_KERNELS[self.backend])
+
+
+def _softmax_weights(q_BHNK: Tensor, k_BHNK: Tensor, bias: Tensor | None) -> Tensor:
+    scores_BHNN = (q_BHNK * q_BHNK.shape[-1] ** -0.5) @ k_BHNK.transpose(-2, -1)
+    return (scores_BHNN if bias is None else scores_BHNN + bias).softmax(dim=-1)
+
+
+def check_attention_backend(
+    backend: Backend,
+    device: torch.device | str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    head_dim: int = 64,
+    dropout: float = 0.0,
+    bias: bool = False,
+) -> None:
+    """Raise UserError unless this kernel runs forward and backward on this device: a tiny one is tried."""
+    if backend in ("auto", "explicit"):
+        return
+    device = torch.device(device)
+    try:
+        q, k, v = (torch.zeros(1, 1, 8, head_dim, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
+        mask = torch.zeros(1, 1, 8, 8, device=device, dtype=dtype, requires_grad=True) if bias else None
+        with sdpa_kernel(_KERNELS[backend]):
+            F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout).sum().backward()
+    except (RuntimeError, NotImplementedError) as error:
+        asked = [f"on {device.type}", f"in {str(dtype).removeprefix('torch.')}", f"for heads of {head_dim}"]
+        asked += ["with dropout"] if dropout else []
+        asked += ["with a relative bias"] if bias else []
+        raise UserError(
+            f"model.attention = {backend}: this kernel does not run {' '.join(asked)}. "
+            "Use auto (the fastest that does), math or explicit."
+        ) from error

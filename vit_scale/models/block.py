@@ -1,0 +1,66 @@
+"""A transformer block with the norms in front (pre-norm).
+
+Shapes: B batch, N tokens, D token width.
+"""
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from vit_scale.models.attention import NORM_EPS, Attention, Backend
+from vit_scale.models.drop_path import DropPath
+from vit_scale.models.layer_scale import LayerScale
+from vit_scale.models.mlp import Mlp, SwiGlu
+from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding
+from vit_scale.models.variants import Variant
+
+
+class Block(nn.Module):
+    """Attention and an MLP, each in a residual branch with LayerScale and stochastic depth."""
+
+    def __init__(
+        self,
+        variant: Variant,
+        *,
+        position: RotaryEmbedding | RelativeBias | None = None,
+        drop_path: float = 0.0,
+        drop_path_mode: Literal["skip", "mask"] = "skip",
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__()
+        dim = variant.embed_dim
+        self.norm1 = nn.LayerNorm(dim, eps=NORM_EPS)
+        self.attn = Attention(
+            dim,
+            variant.num_heads,
+            qkv_bias=variant.qkv_bias,
+            bias=variant.bias,
+            qk_norm=variant.qk_norm,
+            dropout=variant.dropout,
+            attn_dropout=variant.attn_dropout,
+            position=position,
+            backend=backend,
+        )
+        self.ls1 = _layer_scale(variant)
+        self.drop_path1 = DropPath(drop_path, drop_path_mode)
+        self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS)
+        mlp_class = Mlp if variant.mlp == "gelu" else SwiGlu
+        self.mlp = mlp_class(dim, variant.mlp_width, bias=variant.bias, dropout=variant.dropout)
+        self.ls2 = _layer_scale(variant)
+        # What drop_path1 returns is held by nobody but this block.
+        self.drop_path2 = DropPath(drop_path, drop_path_mode, inplace=True)
+
+    def forward(self, x_BND: Tensor, keep_BN: Tensor | None = None) -> Tensor:
+        """`keep_BN`: the tokens that patch dropout left, for positions that attention looks up."""
+        x_BND = self.drop_path1(x_BND, self._attention_branch, keep_BN)
+        return self.drop_path2(x_BND, self._mlp_branch)
+
+    def _attention_branch(self, x_BND: Tensor, keep_BN: Tensor | None) -> Tensor:
+        return self.ls1(self.attn(self.norm1(x_BND), keep_BN))
+
+    def _mlp_branch(self, x_BND: Tensor) -> Tensor:
+        return self.ls2(self.mlp(self.norm2(x_BND)))
+
+
+def _layer_scale(variant: Variant) -> nn.Module:
+    return nn.Identity() if variant.layer_scale is None else LayerScale(variant.embed_dim, variant.layer_scale)

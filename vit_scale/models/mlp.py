@@ -1,0 +1,36 @@
+"""The two kinds of MLP of a block.
+
+Shapes: B batch, N tokens, D token width.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Mlp(nn.Module):
+    """Two linear layers with GELU between."""
+
+    def __init__(self, dim: int, hidden: int, *, bias: bool = True, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden, bias=bias)
+        self.fc2 = nn.Linear(hidden, dim, bias=bias)
+        self.drop = nn.Dropout(dropout) if dropout else nn.Identity()
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        """Each token on its own."""
+        return self.drop(self.fc2(self.drop(F.gelu(self.fc1(x_BND)))))
+
+
+class SwiGlu(nn.Module):
+    """Gated MLP (Shazeer 2020, arXiv:2002.05202). Gate and value share one product, packed as in timm's SwiGLUPacked."""
+
+    def __init__(self, dim: int, hidden: int, *, bias: bool = True, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, 2 * hidden, bias=bias)
+        self.fc2 = nn.Linear(hidden, dim, bias=bias)
+        self.drop = nn.Dropout(dropout) if dropout else nn.Identity()
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        """Each token on its own."""
+        gate, value = self.fc1(x_BND).chunk(2, dim=-1)
+        return self.drop(self.fc2(self.drop(F.silu(gate) * value)))

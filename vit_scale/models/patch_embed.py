@@ -1,0 +1,27 @@
+"""Images to patch tokens.
+
+Shapes: B batch, C channels, H W pixels, G patches (grid height x grid width), D token width.
+"""
+
+from torch import Tensor, nn
+
+from vit_scale.errors import UserError
+
+
+class PatchEmbed(nn.Module):
+    """One linear map for every patch, as a convolution whose stride is its size."""
+
+    def __init__(self, img_size: tuple[int, int], patch_size: tuple[int, int], in_chans: int, embed_dim: int) -> None:
+        super().__init__()
+        self.img_size = img_size
+        self.proj = nn.Conv2d(in_chans, embed_dim, kernel_size=patch_size, stride=patch_size)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """Tokens [B, G, D], row by row."""
+        expected = (self.proj.in_channels, *self.img_size)
+        if x_BCHW.shape[1:] != expected:
+            raise UserError(
+                f"The model takes images of {expected} (channels, height, width), not {tuple(x_BCHW.shape[1:])}; "
+                "set model.img_size and model.in_chans."
+            )
+        return self.proj(x_BCHW).flatten(2).transpose(1, 2)

@@ -1,0 +1,64 @@
+"""Fit weights that depend on image size, patch size or channels to a model of another.
+
+Shapes: G patches, P prefix tokens with a position, D token width, C channels, H heads.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Grid = tuple[int, int]
+
+
+def source_grid(patches: int, like: Grid) -> Grid | None:
+    """Rows and columns of so many patches: square if possible, else in the proportions of `like`, else unknown."""
+    side = math.isqrt(patches)
+    if side * side == patches:
+        return side, side
+    rows = max(1, round(math.sqrt(patches * like[0] / like[1])))
+    columns = patches // rows
+    return (rows, columns) if rows * columns == patches and rows * like[1] == columns * like[0] else None
+
+
+def resample_positions(pos_1GD: Tensor, old: Grid, new: Grid) -> Tensor:
+    """Position embeddings of patches on another grid: bicubic, antialiased, as timm does it."""
+    from timm.layers import resample_abs_pos_embed
+
+    return resample_abs_pos_embed(pos_1GD, new_size=list(new), old_size=list(old), num_prefix_tokens=0)
+
+
+def resample_line(pos_1LD: Tensor, length: int) -> Tensor:
+    """Embeddings of rows or columns at another number of them, by linear interpolation."""
+    return F.interpolate(pos_1LD.transpose(1, 2), size=length, mode="linear").transpose(1, 2)
+
+
+def resample_relative_bias(table_TH: Tensor, old: Grid, new: Grid) -> Tensor:
+    """Relative position bias for another grid: offsets bicubic, the entries of prefix tokens kept."""
+    rows, columns = 2 * old[0] - 1, 2 * old[1] - 1
+    offsets, prefix = table_TH[: rows * columns], table_TH[rows * columns :]
+    image = offsets.T.reshape(1, -1, rows, columns).float()
+    image = F.interpolate(image, size=(2 * new[0] - 1, 2 * new[1] - 1), mode="bicubic", antialias=True)
+    return torch.cat([image[0].flatten(1).T.to(table_TH.dtype), prefix])
+
+
+def resample_patch_kernel(weight: Tensor, size: tuple[int, int]) -> Tensor:
+    """Patch convolution for patches of another size, by the pseudo-inverse of resizing (FlexiViT, arXiv:2212.08013).
+
+    A resized image cut into patches of the new size gives the same tokens, as far as resizing loses nothing.
+    """
+    from timm.layers import resample_patch_embed
+
+    return resample_patch_embed(weight, list(size))
+
+
+def resample_channels(weight: Tensor, channels: int) -> Tensor:
+    """Patch convolution for another number of channels: summed for one, else repeated in turn at the same scale."""
+    old = weight.shape[1]
+    if channels == 1:
+        return weight.sum(dim=1, keepdim=True)
+    repeated = weight.repeat(1, math.ceil(channels / old), 1, 1)[:, :channels]
+    return repeated * (old / channels)

@@ -1,0 +1,226 @@
+"""Any timm model by name, with the attributes and methods that the rest of the project asks a model for.
+
+The module stays timm's: its own class is extended, not wrapped, so that its state dict keeps timm's names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from vit_scale.config import ModelConfig
+from vit_scale.errors import UserError
+from vit_scale.models.variants import TIMM_PREFIX, Variant, check_model_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Ours on the left, timm's on the right. `dropout` is timm's --drop: in front of the head, in some models inside too.
+_PASSED_ON = {
+    "drop_path": "drop_path_rate",
+    "dropout": "drop_rate",
+    "attn_dropout": "attn_drop_rate",
+    "patch_dropout": "patch_drop_rate",
+    "patch_size": "patch_size",
+}
+_READ_ELSEWHERE = {"name", "weights", "num_classes", "in_chans", "img_size"}
+# Values of ours that say what timm does anyway.
+_HARMLESS = {"drop_path_mode": ("mask",), "init": ("timm",)}
+
+
+def create_timm_model(config: ModelConfig) -> nn.Module:
+    """A timm model with the options that it takes; an option that it does not take is a UserError."""
+    check_model_name(config.name)
+    import timm
+
+    timm_name = config.name.removeprefix(TIMM_PREFIX)
+    options = _timm_options(config)
+    size = _pair(config.img_size)
+    if size is not None and _has_fixed_size(timm_name, size):
+        options["img_size"] = size
+    options["num_classes"] = config.num_classes or 1000
+    try:
+        if size is not None or "in_chans" in options:
+            _check_input(timm_name, options, size)
+        model = timm.create_model(timm_name, **options)
+    except TypeError as error:
+        raise _refusal(timm_name, options, error) from error
+    return _adapt(model, num_classes=options["num_classes"], in_chans=config.in_chans or 3, img_size=size)
+
+
+def create_counterpart(variant: Variant) -> nn.Module:
+    """timm's model for a row of our table: by its name, or from timm's class where there is no name."""
+    import timm
+    from timm.models.deit import VisionTransformerDistilled
+    from timm.models.vision_transformer import VisionTransformer
+
+    options = counterpart_options(variant)
+    if variant.timm_name is not None:
+        # The name decides the shape; only what a recipe may change is passed on.
+        passed = {key: options[key] for key in ("img_size", "num_classes", "in_chans")}
+        return timm.create_model(variant.timm_name, **passed)
+    return (VisionTransformerDistilled if variant.distilled else VisionTransformer)(**options)
+
+
+def counterpart_options(variant: Variant) -> dict[str, Any]:
+    """Arguments for timm's VisionTransformer (or the distilled one) that give the same model."""
+    if variant.pos_embed not in ("learned", "none"):
+        raise UserError(f"timm's VisionTransformer has no position embedding of the kind {variant.pos_embed!r}.")
+    same = ("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "num_heads", "qkv_bias", "qk_norm")
+    options: dict[str, Any] = {name: getattr(variant, name) for name in same}
+    options |= {
+        "mlp_ratio": variant.mlp_ratio,
+        "proj_bias": variant.bias,
+        "init_values": variant.layer_scale,
+        "class_token": variant.class_token,
+        "reg_tokens": variant.registers,
+        "no_embed_class": not variant.embed_prefix,
+        "pos_embed": "learn" if variant.pos_embed == "learned" else "none",
+        "global_pool": {"cls": "token", "mean": "avg", "max": "max", "tokens": ""}[variant.pool],
+        "fc_norm": variant.fc_norm,
+        "pos_drop_rate": variant.dropout,
+        "proj_drop_rate": variant.dropout,
+        "attn_drop_rate": variant.attn_dropout,
+    }
+    if variant.mlp == "swiglu":
+        from timm.layers import SwiGLUPacked
+
+        options |= {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU, "mlp_ratio": 2 * variant.mlp_width / variant.embed_dim}
+    return options
+
+
+class TimmModel:
+    """Mixed into the class of a timm model: what the project asks of a model and timm says otherwise or not at all."""
+
+    num_classes: int
+    in_chans: int
+    img_size: tuple[int, int]
+    embed_dim: int
+    patch_size: tuple[int, int] | None
+    _layer_ids: dict[str, int]
+
+    @property
+    def num_layers(self) -> int:
+        """Layers for layer-wise learning rates, as timm groups them."""
+        return max(self._layer_ids.values()) + 1
+
+    def layer_id(self, parameter_name: str) -> int:
+        """The layer of a parameter, 0 nearest to the image."""
+        return self._layer_ids[parameter_name]
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters that are not decayed: timm's list for the model, and all vectors."""
+        inherited = getattr(super(), "no_weight_decay", set)()
+        named = self.named_parameters()  # type: ignore[attr-defined]
+        return {name for name, p in named if p.ndim <= 1 or name in inherited}
+
+    def set_activation_checkpointing(self, mode: Literal["none", "selective", "full"]) -> None:
+        """Recompute activations in the backward pass, where timm's model can."""
+        if mode == "selective":
+            raise UserError("parallel.activation_checkpointing = selective: timm models know none and full only.")
+        try:
+            self.set_grad_checkpointing(mode == "full")  # type: ignore[attr-defined]
+        except (AssertionError, AttributeError) as error:
+            if mode == "full":
+                raise UserError("parallel.activation_checkpointing = full: this timm model cannot do that.") from error
+
+    def compile_blocks(self) -> None:
+        """Compile the whole model in place: timm's families do not agree on what a block is."""
+        self.compile()  # type: ignore[attr-defined]
+
+    def attention_weights(self, x_BCHW: Tensor) -> list[Tensor]:
+        """Not for timm models."""
+        raise UserError("attention_weights: only our own models return them; use a model.name without timm/.")
+
+
+def _adapt(model: nn.Module, *, num_classes: int, in_chans: int, img_size: tuple[int, int] | None) -> nn.Module:
+    published: dict[str, Any] = getattr(model, "pretrained_cfg", {})
+    layer_ids = _layer_ids(model)
+    model.__class__ = type(f"Timm{type(model).__name__}", (TimmModel, type(model)), {})
+    model.__dict__.update(
+        num_classes=num_classes,
+        in_chans=in_chans,
+        img_size=img_size or tuple(published.get("input_size", (3, 224, 224))[1:]),
+        patch_size=_patch_size(model),
+        _layer_ids=layer_ids,
+    )
+    if not hasattr(model, "embed_dim"):
+        model.__dict__["embed_dim"] = model.num_features
+    return model
+
+
+def _patch_size(model: nn.Module) -> tuple[int, int] | None:
+    """Pixels of a patch, for models that cut images into patches that do not overlap."""
+    proj = getattr(getattr(model, "patch_embed", None), "proj", None)
+    if isinstance(proj, nn.Conv2d) and proj.kernel_size == proj.stride:
+        return proj.kernel_size[0], proj.kernel_size[1]
+    return None
+
+
+def _layer_ids(model: nn.Module) -> dict[str, int]:
+    from timm.models import group_parameters
+
+    if not hasattr(model, "group_matcher"):
+        return {name: 0 for name, _ in model.named_parameters()}
+    return group_parameters(model, model.group_matcher(coarse=False), reverse=True)
+
+
+def _timm_options(config: ModelConfig) -> dict[str, Any]:
+    options: dict[str, Any] = {} if config.in_chans in (None, 3) else {"in_chans": config.in_chans}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in _READ_ELSEWHERE or value == field.default or value in _HARMLESS.get(field.name, ()):
+            continue
+        if field.name not in _PASSED_ON:
+            raise UserError(f"model.{field.name} = {value!r}: timm models do not have this option ({config.name}).")
+        options[_PASSED_ON[field.name]] = value
+    return options
+
+
+def _has_fixed_size(timm_name: str, size: tuple[int, int]) -> bool:
+    """Whether timm must be told the size. Most convolutional networks take any, and no such argument."""
+    from timm.models import get_pretrained_cfg
+
+    published = get_pretrained_cfg(timm_name)
+    return published is None or (published.fixed_input_size and tuple(published.input_size[1:]) != size)
+
+
+def _check_input(timm_name: str, options: dict[str, Any], size: tuple[int, int] | None) -> None:
+    """Send one image of the size and channels asked for through the model, without allocating it.
+
+    timm drops some arguments silently, and then fails in the first training step.
+    """
+    import timm
+
+    with torch.device("meta"), torch.no_grad():
+        model = timm.create_model(timm_name, **options).eval()
+        size = size or tuple(model.pretrained_cfg["input_size"][1:])
+        channels = options.get("in_chans", 3)
+        try:
+            model(torch.empty(2, channels, *size))
+        except NotImplementedError:
+            return  # Not everything can be tried without allocating it.
+        except (RuntimeError, AssertionError, ValueError) as error:
+            raise UserError(
+                f"model.img_size, model.in_chans: timm's {timm_name} does not take images of {channels} x {size[0]} x "
+                f"{size[1]} ({str(error).splitlines()[0] if str(error) else type(error).__name__})."
+            ) from error
+
+
+def _refusal(timm_name: str, options: dict[str, Any], error: TypeError) -> Exception:
+    """A UserError if the model does not know one of the options, else the error itself."""
+    ours = {theirs: name for name, theirs in _PASSED_ON.items()}
+    for name in options:
+        if "unexpected keyword argument" in str(error) and f"'{name}'" in str(error):
+            option = ours.get(name, name)
+            return UserError(f"model.{option} = {options[name]!r}: timm's {timm_name} does not take this option.")
+    return error
+
+
+def _pair(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    if size is None or isinstance(size, tuple):
+        return size
+    return (size, size)

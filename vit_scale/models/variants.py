@@ -1,0 +1,219 @@
+"""The one table of model variants. Nothing here imports torch, so names are checked and listed at once.
+
+Sizes Ti, S, B, L, H: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words" (arXiv:2010.11929), table 1, and
+Touvron et al. 2021, "Training data-efficient image transformers" (arXiv:2012.12877), table 1; g: Zhai et al. 2022,
+"Scaling Vision Transformers" (arXiv:2106.04560), table 2. DeiT III with LayerScale: Touvron et al. 2022
+(arXiv:2204.07118). Registers: Darcet et al. 2024 (arXiv:2309.16588); DINOv2's shapes: Oquab et al. 2024
+(arXiv:2304.07193). Names are timm's wherever timm has the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import Literal
+
+from vit_scale.errors import UserError
+
+TIMM_PREFIX = "timm/"
+
+Mlp = Literal["gelu", "swiglu"]
+PosEmbed = Literal["learned", "learned_2d", "sincos", "rope", "relative", "none"]
+Pool = Literal["cls", "mean", "max", "tokens"]
+Normalization = Literal["imagenet", "inception", "cifar10"]
+
+PIXEL_STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "inception": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+}
+"""Mean and standard deviation of each channel, for pixels from 0 to 1."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variant:
+    """Everything that shapes the weights of a model. Fields that ModelConfig has too may be overridden there."""
+
+    img_size: tuple[int, int] = (224, 224)
+    patch_size: tuple[int, int] = (16, 16)
+    in_chans: int = 3
+    num_classes: int = 1000
+    embed_dim: int
+    depth: int
+    num_heads: int
+    mlp_ratio: float = 4.0
+    mlp: Mlp = "gelu"
+    dropout: float = 0.0
+    attn_dropout: float = 0.0
+    layer_scale: float | None = None
+    pos_embed: PosEmbed = "learned"
+    embed_prefix: bool = True
+    """Class, distillation and register tokens have a position embedding too (timm: not `no_embed_class`)."""
+    pool: Pool = "cls"
+    fc_norm: bool | None = None
+    """The last norm comes after pooling; None: when patch tokens are pooled."""
+    class_token: bool = True
+    registers: int = 0
+    distilled: bool = False
+    qk_norm: bool = False
+    qkv_bias: bool = True
+    bias: bool = True
+    normalization: Normalization = "imagenet"
+    """Pixel statistics that the published weights expect; a key of PIXEL_STATISTICS."""
+    timm_name: str | None = None
+    """The same model in timm; None: timm has the class but no name for it."""
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches along height and width."""
+        return self.img_size[0] // self.patch_size[0], self.img_size[1] // self.patch_size[1]
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Tokens in front of the patches: class, distillation, registers."""
+        return int(self.class_token) + int(self.distilled) + self.registers
+
+    @property
+    def mlp_width(self) -> int:
+        """Hidden width of the MLP. SwiGLU has three matrices, so two thirds keep the number of parameters."""
+        width = int(self.embed_dim * self.mlp_ratio)
+        return width if self.mlp == "gelu" else (width * 2 // 3 + 7) // 8 * 8
+
+    @property
+    def norm_after_pool(self) -> bool:
+        """Whether the last norm is `fc_norm` (after pooling) instead of `norm` (before)."""
+        return self.pool in ("mean", "max") if self.fc_norm is None else self.fc_norm
+
+
+_SIZES: dict[str, dict[str, int | float]] = {
+    "tiny": {"embed_dim": 192, "depth": 12, "num_heads": 3},
+    "small": {"embed_dim": 384, "depth": 12, "num_heads": 6},
+    "medium": {"embed_dim": 512, "depth": 12, "num_heads": 8},
+    "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
+    "large": {"embed_dim": 1024, "depth": 24, "num_heads": 16},
+    "huge": {"embed_dim": 1280, "depth": 32, "num_heads": 16},
+    "giant": {"embed_dim": 1408, "depth": 40, "num_heads": 16, "mlp_ratio": 48 / 11},
+}
+
+# The rest of the plain grid (such as vit_small_patch14_224) is the same class in timm, but has no name there.
+_PLAIN_IN_TIMM = frozenset(
+    f"vit_{name}"
+    for name in (
+        "tiny_patch16_224 tiny_patch16_384 "
+        "small_patch8_224 small_patch16_224 small_patch32_224 small_patch16_384 small_patch32_384 "
+        "base_patch8_224 base_patch16_224 base_patch32_224 base_patch16_384 base_patch32_384 "
+        "large_patch14_224 large_patch16_224 large_patch32_224 large_patch16_384 large_patch32_384 "
+        "huge_patch14_224 giant_patch14_224"
+    ).split()
+)
+
+
+def _variant(size: str, patch: int, pixels: int, **changes: object) -> Variant:
+    fields: dict[str, object] = {"img_size": (pixels, pixels), "patch_size": (patch, patch), **_SIZES[size], **changes}
+    return Variant(**fields)  # type: ignore[arg-type]
+
+
+def _plain() -> dict[str, Variant]:
+    """Ti, S, B, L, H, g at every patch of 8, 14, 16, 32 that divides 224 or 384 pixels."""
+    table = {}
+    for size in ("tiny", "small", "base", "large", "huge", "giant"):
+        for patch, pixels in ((8, 224), (14, 224), (16, 224), (32, 224), (8, 384), (16, 384), (32, 384)):
+            name = f"vit_{size}_patch{patch}_{pixels}"
+            timm_name = name if name in _PLAIN_IN_TIMM else None
+            # timm's weights under this one name are DINO's, which saw ImageNet's statistics.
+            normalization = "imagenet" if name == "vit_small_patch8_224" else "inception"
+            table[name] = _variant(size, patch, pixels, timm_name=timm_name, normalization=normalization)
+    return table
+
+
+def _deit() -> dict[str, Variant]:
+    """DeiT, plain and with a distillation token; the same shapes as the plain ViTs."""
+    table = {}
+    for size, pixels in (("tiny", 224), ("small", 224), ("base", 224), ("base", 384)):
+        for kind, distilled in (("", False), ("distilled_", True)):
+            name = f"deit_{size}_{kind}patch16_{pixels}"
+            table[name] = _variant(size, 16, pixels, timm_name=name, distilled=distilled)
+    return table
+
+
+def _deit3() -> dict[str, Variant]:
+    """DeiT III: LayerScale, and no position embedding for the class token."""
+    shapes = (("small", 16, 224), ("small", 16, 384), ("medium", 16, 224), ("base", 16, 224), ("base", 16, 384))
+    shapes += (("large", 16, 224), ("large", 16, 384), ("huge", 14, 224))
+    table = {}
+    for size, patch, pixels in shapes:
+        name = f"deit3_{size}_patch{patch}_{pixels}"
+        table[name] = _variant(size, patch, pixels, timm_name=name, layer_scale=1e-6, embed_prefix=False)
+    return table
+
+
+def _modern() -> dict[str, Variant]:
+    """Mean pooling, registers and SwiGLU, as timm has them."""
+    gap = {"class_token": False, "pool": "mean", "normalization": "inception"}
+    registers = {"registers": 4, "embed_prefix": False}
+    dinov2 = {**registers, "layer_scale": 1e-5}
+    table = {
+        "vit_base_patch16_gap_224": _variant("base", 16, 224, **gap, num_heads=16, fc_norm=False),
+        "vit_medium_patch16_reg4_gap_256": _variant("medium", 16, 256, **gap, **registers, layer_scale=1e-5),
+        "vit_base_patch16_reg4_gap_256": _variant("base", 16, 256, **gap, **registers),
+        "vit_small_patch14_reg4_dinov2": _variant("small", 14, 518, **dinov2),
+        "vit_base_patch14_reg4_dinov2": _variant("base", 14, 518, **dinov2),
+        "vit_large_patch14_reg4_dinov2": _variant("large", 14, 518, **dinov2),
+        "vit_giant_patch14_reg4_dinov2": _variant(
+            "giant", 14, 518, **dinov2, embed_dim=1536, num_heads=24, mlp_ratio=4.0, mlp="swiglu"
+        ),
+    }
+    return {name: dataclasses.replace(variant, timm_name=name) for name, variant in table.items()}
+
+
+def _cifar() -> dict[str, Variant]:
+    """The 32-pixel family, and `vit_mu` for tests."""
+    common: dict[str, object] = {"num_classes": 10, "dropout": 0.1, "normalization": "cifar10"}
+    return {
+        "vit_cifar_small": _variant("tiny", 4, 32, **common),
+        "vit_cifar_base": _variant("small", 4, 32, **common),
+        "vit_cifar_large": _variant("medium", 4, 32, **common, depth=24),
+        "vit_cifar_512x6": _variant("medium", 8, 32, **common, depth=6, num_heads=4),
+        "vit_mu": _variant("tiny", 8, 32, num_classes=10, embed_dim=32, depth=2, num_heads=2),
+    }
+
+
+VARIANTS: dict[str, Variant] = {**_plain(), **_deit(), **_deit3(), **_modern(), **_cifar()}
+
+
+def get_variant(name: str) -> Variant:
+    """The row of the table, or a UserError that names the nearest ones."""
+    if name not in VARIANTS:
+        raise UserError(f"model.name: there is no model {name!r}.{_nearest(name, list(VARIANTS))}")
+    return VARIANTS[name]
+
+
+def check_model_name(name: str) -> None:
+    """Raise UserError unless `create_model` knows this name. timm is imported for `timm/<name>` only."""
+    if not name.startswith(TIMM_PREFIX):
+        get_variant(name)
+        return
+    import timm
+
+    timm_name = name.removeprefix(TIMM_PREFIX)
+    if not timm.is_model(timm_name):
+        # A name may carry the tag of its pretrained weights, which is_model takes off itself.
+        raise UserError(f"model.name: timm has no model {timm_name!r}.{_nearest(timm_name, timm.list_models())}")
+
+
+def pixel_statistics(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel that the published weights of a model expect."""
+    check_model_name(name)
+    if not name.startswith(TIMM_PREFIX):
+        return PIXEL_STATISTICS[VARIANTS[name].normalization]
+    from timm.models import get_pretrained_cfg
+
+    published = get_pretrained_cfg(name.removeprefix(TIMM_PREFIX))
+    return (tuple(published.mean), tuple(published.std)) if published else PIXEL_STATISTICS["imagenet"]
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if near:
+        return f" Did you mean {', '.join(near)}?"
+    return " See vit_scale/models/variants.py, or use timm/<any timm model>."

@@ -1,0 +1,243 @@
+"""The Vision Transformer. Names of modules and parameters are timm's, so state dicts move both ways.
+
+Shapes: B batch, C channels, H W pixels, G patches, N tokens (prefix and patches), D token width.
+Prefix tokens stand in front of the patches: class, distillation, registers.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vit_scale.errors import UserError
+from vit_scale.models.attention import NORM_EPS, Backend
+from vit_scale.models.block import Block
+from vit_scale.models.drop_path import drop_path_rates
+from vit_scale.models.init import Init, init_weights, is_token_or_position
+from vit_scale.models.patch_embed import PatchEmbed
+from vit_scale.models.patch_dropout import drop_patches
+from vit_scale.models.pooling import pool_tokens
+from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding, RowColumnEmbedding, sincos_2d
+from vit_scale.models.variants import Variant
+
+
+class VisionTransformer(nn.Module):
+    """A plain ViT and the options around it; what shapes the weights is in `variant`."""
+
+    pos_embed: nn.Parameter | Tensor | RowColumnEmbedding | None
+
+    def __init__(
+        self,
+        variant: Variant,
+        *,
+        drop_path: float = 0.0,
+        drop_path_schedule: Literal["linear", "uniform"] = "linear",
+        drop_path_mode: Literal["skip", "mask"] = "skip",
+        patch_dropout: float = 0.0,
+        attention: Backend = "auto",
+        init: Init = "trunc_normal",
+    ) -> None:
+        super().__init__()
+        self.variant = variant
+        self.num_classes, self.in_chans = variant.num_classes, variant.in_chans
+        self.img_size, self.patch_size = variant.img_size, variant.patch_size
+        self.embed_dim, self.depth = variant.embed_dim, variant.depth
+        self.num_prefix_tokens = variant.num_prefix_tokens
+        self.patch_dropout = patch_dropout
+        self.distilled_training = False
+        self.activation_checkpointing: Literal["none", "selective", "full"] = "none"
+
+        dim = variant.embed_dim
+        self.patch_embed = PatchEmbed(variant.img_size, variant.patch_size, variant.in_chans, dim)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if variant.class_token else None
+        self.dist_token = nn.Parameter(torch.zeros(1, 1, dim)) if variant.distilled else None
+        self.reg_token = nn.Parameter(torch.zeros(1, variant.registers, dim)) if variant.registers else None
+        self._add_pos_embed()
+        self.pos_drop = nn.Dropout(variant.dropout) if variant.dropout else nn.Identity()
+        rates = drop_path_rates(drop_path, variant.depth, drop_path_schedule)
+        self.blocks = nn.ModuleList(
+            Block(
+                variant,
+                position=_attention_position(variant),
+                drop_path=rate,
+                drop_path_mode=drop_path_mode,
+                backend=attention,
+            )
+            for rate in rates
+        )
+        late = variant.norm_after_pool
+        self.norm = nn.Identity() if late else nn.LayerNorm(dim, eps=NORM_EPS)
+        self.fc_norm = nn.LayerNorm(dim, eps=NORM_EPS) if late else nn.Identity()
+        self.head = nn.Linear(dim, variant.num_classes)
+        if variant.distilled:
+            self.head_dist = nn.Linear(dim, variant.num_classes)
+        init_weights(self, init)
+
+    # -- forward -------------------------------------------------------------------------------------------------
+
+    def forward(self, x_BCHW: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Logits; with `distilled_training`, in training, those of both heads (class, distillation)."""
+        return self.forward_head(self.forward_features(x_BCHW))
+
+    def forward_features(self, x_BCHW: Tensor) -> Tensor:
+        """Every token after the last block, [B, N, D]."""
+        x_BND, keep_BN = self._embed(x_BCHW)
+        for index, block in enumerate(self.blocks):
+            x_BND = self._run(index, block, x_BND, keep_BN)
+        return self.norm(x_BND)
+
+    def forward_head(self, x_BND: Tensor, pre_logits: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Tokens to logits, or to the features in front of the head."""
+        if self.variant.distilled:
+            return self._forward_two_heads(x_BND, pre_logits)
+        pooled = self.fc_norm(pool_tokens(x_BND, self.variant.pool, self.num_prefix_tokens))
+        return pooled if pre_logits else self.head(pooled)
+
+    def forward_intermediates(
+        self,
+        x_BCHW: Tensor,
+        indices: Iterable[int] | int | None = None,
+        *,
+        as_maps: bool = True,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+    ) -> list[Tensor] | list[tuple[Tensor, Tensor]]:
+        """Patch tokens after some blocks, as maps [B, D, rows, columns] or tokens [B, G, D].
+
+        `indices`: blocks from 0, negative from the end; a number means the last that many; None means all.
+        With `return_prefix_tokens` each is a pair with the prefix tokens; `norm` applies the last norm to each.
+        """
+        wanted = _take_indices(indices, self.depth)
+        if self.training and self.patch_dropout:
+            raise UserError("forward_intermediates needs every patch: call model.eval(), or set model.patch_dropout=0.")
+        x_BND, keep_BN = self._embed(x_BCHW)
+        found = {}
+        for index, block in enumerate(self.blocks[: max(wanted) + 1]):
+            x_BND = self._run(index, block, x_BND, keep_BN)
+            if index in wanted:
+                found[index] = self.norm(x_BND) if norm else x_BND
+        prefix = self.num_prefix_tokens
+        patches = [self._as_map(found[i][:, prefix:]) if as_maps else found[i][:, prefix:] for i in wanted]
+        return list(zip(patches, [found[i][:, :prefix] for i in wanted])) if return_prefix_tokens else patches
+
+    def attention_weights(self, x_BCHW: Tensor) -> list[Tensor]:
+        """The attention weights of every block, each [B, heads, N, N], as in evaluation; rows sum to one."""
+        training = self.training
+        self.eval()
+        try:
+            weights = []
+            x_BND, _ = self._embed(x_BCHW)
+            for block in self.blocks:
+                weights.append(block.attn.weights(block.norm1(x_BND)))
+                x_BND = block(x_BND)
+            return weights
+        finally:
+            self.train(training)
+
+    # -- training ------------------------------------------------------------------------------------------------
+
+    @property
+    def num_layers(self) -> int:
+        """Layers for layer-wise learning rates: the embedding, every block, the head."""
+        return self.depth + 2
+
+    def layer_id(self, parameter_name: str) -> int:
+        """0 for patches, tokens and positions; 1 to depth for blocks; depth + 1 for the last norm and the head."""
+        root, _, rest = parameter_name.partition(".")
+        if root == "blocks":
+            return int(rest.split(".")[0]) + 1
+        if root == "patch_embed" or is_token_or_position(parameter_name):
+            return 0
+        return self.depth + 1
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters that are not decayed: tokens, positions, and all vectors (biases, norms, LayerScale)."""
+        return {name for name, p in self.named_parameters() if p.ndim <= 1 or is_token_or_position(name)}
+
+    def set_activation_checkpointing(self, mode: Literal["none", "selective", "full"]) -> None:
+        """Recompute activations in the backward pass: never, of every second block, of every block."""
+        self.activation_checkpointing = mode
+
+    def compile_blocks(self) -> None:
+        """Compile each block in place: parameter names stay as they are.
+
+        Blocks differ in their stochastic depth, so each is given a cache of compiled code of its own.
+        """
+        for block in self.blocks:
+            block.compile(isolate_recompiles=True)
+
+    # -- parts ---------------------------------------------------------------------------------------------------
+
+    def _add_pos_embed(self) -> None:
+        variant = self.variant
+        prefix = variant.num_prefix_tokens if variant.embed_prefix else 0
+        if variant.pos_embed == "learned":
+            length = variant.grid[0] * variant.grid[1] + prefix
+            self.pos_embed = nn.Parameter(torch.zeros(1, length, variant.embed_dim))
+        elif variant.pos_embed == "learned_2d":
+            self.pos_embed = RowColumnEmbedding(variant.grid, variant.embed_dim)
+        elif variant.pos_embed == "sincos":
+            # Kept in the state dict, so that the weights load into timm's model, where it is learned.
+            fixed = nn.functional.pad(sincos_2d(variant.grid, variant.embed_dim), (0, 0, prefix, 0))
+            self.register_buffer("pos_embed", fixed[None])
+        else:
+            self.pos_embed = None
+
+    def _embed(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Tokens with their positions, and the indices of those that patch dropout left."""
+        x_BGD = self.patch_embed(x_BCHW)
+        tokens = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
+        prefix_1PD = torch.cat(tokens, dim=1) if tokens else None
+        pos = self.pos_embed() if isinstance(self.pos_embed, RowColumnEmbedding) else self.pos_embed
+        if pos is not None:
+            x_BGD = x_BGD + pos[:, -x_BGD.shape[1] :]
+            if prefix_1PD is not None and pos.shape[1] > x_BGD.shape[1]:
+                prefix_1PD = prefix_1PD + pos[:, : self.num_prefix_tokens]
+        x_BND = x_BGD
+        if prefix_1PD is not None:
+            x_BND = torch.cat([prefix_1PD.expand(x_BGD.shape[0], -1, -1), x_BGD], dim=1)
+        x_BND = self.pos_drop(x_BND)
+        if self.training and self.patch_dropout:
+            return drop_patches(x_BND, self.patch_dropout, self.num_prefix_tokens)
+        return x_BND.contiguous(), None
+
+    def _run(self, index: int, block: nn.Module, x_BND: Tensor, keep_BN: Tensor | None) -> Tensor:
+        mode = self.activation_checkpointing
+        recompute = mode == "full" or (mode == "selective" and index % 2 == 0)
+        if recompute and self.training and torch.is_grad_enabled():
+            return checkpoint(block, x_BND, keep_BN, use_reentrant=False, preserve_rng_state=True)
+        return block(x_BND, keep_BN)
+
+    def _forward_two_heads(self, x_BND: Tensor, pre_logits: bool) -> Tensor | tuple[Tensor, Tensor]:
+        class_BD, distilled_BD = x_BND[:, 0], x_BND[:, 1]
+        if pre_logits:
+            return (class_BD + distilled_BD) / 2
+        logits, distilled_logits = self.head(class_BD), self.head_dist(distilled_BD)
+        if self.distilled_training and self.training:
+            return logits, distilled_logits
+        return (logits + distilled_logits) / 2
+
+    def _as_map(self, x_BGD: Tensor) -> Tensor:
+        return x_BGD.transpose(1, 2).unflatten(2, self.variant.grid).contiguous()
+
+
+def _attention_position(variant: Variant) -> RotaryEmbedding | RelativeBias | None:
+    prefix = variant.num_prefix_tokens
+    if variant.pos_embed == "rope":
+        return RotaryEmbedding(variant.grid, prefix, variant.embed_dim // variant.num_heads)
+    if variant.pos_embed == "relative":
+        return RelativeBias(variant.grid, prefix, variant.num_heads)
+    return None
+
+
+def _take_indices(indices: Iterable[int] | int | None, depth: int) -> list[int]:
+    if indices is None:
+        return list(range(depth))
+    if isinstance(indices, int):
+        indices = range(depth - indices, depth)
+    taken = [i + depth if i < 0 else i for i in indices]
+    if not taken or not all(0 <= i < depth for i in taken):
+        raise UserError(f"indices: blocks are numbered 0 to {depth - 1} (negative from the end), got {list(indices)}.")
+    return taken

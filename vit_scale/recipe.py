@@ -1,0 +1,307 @@
+"""From a recipe and a command line to a checked `Config`, and back to YAML.
+
+Merge order: defaults of config.py < the recipe's `base:` < the recipe < `a.b=value` on the command line.
+pydantic checks types and ranges; this module reads strictly and words every problem for the person who made it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import typing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from vit_scale.config import Config
+from vit_scale.errors import UserError
+from vit_scale.models.variants import check_model_name
+
+Tree = dict[str, Any]
+_ADAPTER = TypeAdapter(Config)
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """The options of the recipe at `path` with `overrides` (`a.b=value` or `--a.b=value`) on top.
+
+    Raises `UserError` for whatever is wrong with either.
+    """
+    tree = _read_with_base(Path(path), ())
+    for override in overrides:
+        key, value = _parse_override(override)
+        section, name = key.split(".")
+        tree.setdefault(section, {})[name] = value
+    return build_config(tree)
+
+
+def build_config(tree: Tree) -> Config:
+    """`tree` (section -> option -> value) as a checked `Config`; raises `UserError`."""
+    try:
+        config = _ADAPTER.validate_python(tree)
+    except ValidationError as error:
+        raise UserError(_describe(error)) from None
+    check_model_name(config.model.name)
+    _check_contradictions(config)
+    return config
+
+
+def _read_with_base(path: Path, seen: tuple[Path, ...]) -> Tree:
+    resolved = path.resolve()
+    if resolved in seen:
+        chain = " -> ".join(p.name for p in (*seen, resolved))
+        raise UserError(f"{path}: `base:` leads back to the recipe itself: {chain}")
+    tree = _read_yaml(path)
+    base = tree.pop("base", None)
+    if base is None:
+        return tree
+    if not isinstance(base, str):
+        raise UserError(f"{path}: base = {base!r} must be the path of a recipe, relative to this one")
+    return _merge(_read_with_base(path.parent / base, (*seen, resolved)), tree)
+
+
+def _read_yaml(path: Path) -> Tree:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such recipe.{_nearby_recipes(path)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as a recipe: {error}") from None
+    try:
+        tree = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 -- a subclass of the safe loader
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
+    if tree is None:
+        raise UserError(f"{path}: the recipe is empty; give at least schedule.steps or schedule.epochs")
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: must be a mapping of sections ({', '.join(_sections())}), not a {_kind(tree)}")
+    for section, options in tree.items():
+        if options is None:  # a section whose options are all commented out
+            tree[section] = {}
+        elif section in _sections() and not isinstance(options, dict):
+            raise UserError(f"{path}: {section} = {options!r} must be a mapping of options, not a {_kind(options)}")
+    return tree
+
+
+def _nearby_recipes(path: Path) -> str:
+    near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], n=3, cutoff=0.4)
+    return f" Did you mean {' or '.join(str(path.parent / name) for name in near)}?" if near else ""
+
+
+def _kind(value: Any) -> str:
+    return {list: "list", str: "text", bool: "truth value"}.get(type(value), "single value")
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """The safe loader, with an error for duplicate keys and `1e-3` read as a number (PyYAML reads text)."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if not isinstance(key, str):
+                raise yaml.YAMLError(f"key {key!r} in line {key_node.start_mark.line + 1} must be text")
+            if key in seen:
+                raise yaml.YAMLError(f"duplicate key {key!r} in line {key_node.start_mark.line + 1}")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def _merge(below: Tree, above: Tree) -> Tree:
+    merged = dict(below)
+    for key, value in above.items():
+        both_mappings = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both_mappings else value
+    return merged
+
+
+# -------------------------------------------------------------------------------------------------------- overrides
+
+
+def _parse_override(text: str) -> tuple[str, Any]:
+    key, equals, raw = text.removeprefix("--").partition("=")
+    if not equals:
+        raise UserError(f"{text}: not understood; options are given as section.name=value, flags are in --help")
+    if key not in all_options():
+        raise UserError(_unknown(key, raw))
+    try:
+        value = yaml.load(raw, Loader=_StrictLoader) if raw else ""  # noqa: S506
+    except yaml.YAMLError:
+        value = raw
+    if value is not None and not isinstance(value, str) and _accepts_text(key):
+        value = raw  # `track.name=007` is a name, not seven
+    return key, value
+
+
+def _accepts_text(key: str) -> bool:
+    annotation = all_options()[key].annotation
+    return annotation is str or str in typing.get_args(annotation)
+
+
+# --------------------------------------------------------------------------------------------------- wording errors
+
+
+def all_options() -> dict[str, Any]:
+    """`section.name` -> pydantic field, for every option."""
+    return {f"{section}.{name}": field for section in _sections() for name, field in _fields(section)}
+
+
+def _sections() -> dict[str, type]:
+    hints = typing.get_type_hints(Config)
+    return {name: hints[name] for name in Config.__pydantic_fields__}  # type: ignore[attr-defined]
+
+
+def _fields(section: str) -> Iterator[tuple[str, Any]]:
+    for name, field in _sections()[section].__pydantic_fields__.items():  # type: ignore[attr-defined]
+        yield field.alias or name, field
+
+
+def _unknown(key: str, value: Any) -> str:
+    options = list(all_options())
+    leaf = key.rsplit(".", 1)[-1]
+    same_name = [option for option in options if option.rsplit(".", 1)[-1] == leaf]
+    sections = [] if "." in key else difflib.get_close_matches(key, _sections(), n=1)
+    near = same_name or sections or difflib.get_close_matches(key, options, n=1, cutoff=0.5) or _near_leaf(leaf, options)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"sections are {', '.join(_sections())}; see --help"
+    return f"{key} = {value}: there is no such option; {hint}"
+
+
+def _near_leaf(leaf: str, options: list[str]) -> list[str]:
+    near = difflib.get_close_matches(leaf, {option.rsplit(".", 1)[-1] for option in options}, n=1, cutoff=0.6)
+    return [option for option in options if option.rsplit(".", 1)[-1] in near]
+
+
+_WORDING = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "finite_number": "a finite number",
+    "tuple_type": "a list",
+    "none_required": "null",
+    "greater_than": "greater than {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "less_than": "less than {lt:g}",
+    "less_than_equal": "at most {le:g}",
+    "literal_error": "{expected}",
+    "missing": "a list of the right length",
+    "too_long": "a list of the right length",
+}
+
+
+def _describe(error: ValidationError) -> str:
+    """The first thing that is wrong, in a line; the keys of what else is wrong in a second one."""
+    by_key: dict[str, list[Any]] = {}
+    for problem in error.errors(include_url=False):
+        by_key.setdefault(".".join(str(part) for part in problem["loc"][:2]), []).append(problem)
+    (key, problems), *others = by_key.items()
+    if problems[0]["type"] == "unexpected_keyword_argument":
+        message = _unknown(key, problems[0]["input"])
+    else:
+        allowed = dict.fromkeys(_WORDING.get(p["type"], p["msg"]).format(**p.get("ctx", {})) for p in problems)
+        message = f"{key} = {problems[0]['input']!r}: must be {' or '.join(allowed)}{_nearest_choice(problems)}"
+    return message if not others else f"{message}\nAlso wrong: {', '.join(dict(others))}"
+
+
+def _nearest_choice(problems: list[Any]) -> str:
+    choices = re.findall(r"'([^']+)'", " ".join(p.get("ctx", {}).get("expected", "") for p in problems))
+    near = difflib.get_close_matches(str(problems[0]["input"]), choices, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+# --------------------------------------------------------------------------------------- options that contradict
+
+
+def _check_contradictions(config: Config) -> None:
+    schedule, batch, augment = config.schedule, config.batch, config.augment
+    if schedule.steps is not None and schedule.epochs is not None:
+        raise UserError(
+            f"schedule.steps = {schedule.steps} and schedule.epochs = {schedule.epochs:g} are both given: "
+            "give exactly one (schedule.epochs=null takes one back)"
+        )
+    if schedule.steps is None and schedule.epochs is None:
+        raise UserError("schedule.steps or schedule.epochs: exactly one must be given, such as schedule.epochs=90")
+    if schedule.warmup_steps is not None and schedule.warmup_epochs is not None:
+        raise UserError("schedule.warmup_steps and schedule.warmup_epochs are both given: give at most one")
+    _check_warmup(config)
+    if schedule.final_lr > config.optim.lr:
+        raise UserError(f"schedule.final_lr = {schedule.final_lr:g}: must be at most optim.lr = {config.optim.lr:g}")
+    if batch.micro != "auto" and batch.global_ % batch.micro:
+        raise UserError(
+            f"batch.micro = {batch.micro}: does not divide batch.global = {batch.global_}; "
+            f"nearest that do: {nearest_divisors(batch.global_, batch.micro)}"
+        )
+    for key, (low, high) in {"crop_scale": augment.crop_scale, "crop_ratio": augment.crop_ratio}.items():
+        if low > high:
+            raise UserError(f"augment.{key} = [{low:g}, {high:g}]: the first must be at most the second")
+    if augment.label_smoothing and config.optim.loss == "binary":
+        raise UserError(
+            f"augment.label_smoothing = {augment.label_smoothing:g}: optim.loss = 'binary' takes any class with a "
+            "share in the target as present, so smoothing must be 0"
+        )
+    if augment.rand_augment and augment.rand_magnitude is not None:
+        raise UserError("augment.rand_augment and augment.rand_magnitude are both given: give the spec or the fields")
+
+
+def _check_warmup(config: Config) -> None:
+    schedule = config.schedule
+    pairs = (("steps", schedule.warmup_steps, schedule.steps), ("epochs", schedule.warmup_epochs, schedule.epochs))
+    for unit, warmup, length in pairs:
+        if warmup is not None and length is not None and warmup > length:
+            raise UserError(
+                f"schedule.warmup_{unit} = {warmup:g}: must be at most schedule.{unit} = {length:g}"
+            )
+
+
+def nearest_divisors(total: int, wanted: int) -> str:
+    """The divisors of `total` next below and above `wanted`, in words."""
+    divisors = [d for d in range(1, total + 1) if total % d == 0]
+    below = [d for d in divisors if d <= wanted][-1:]
+    above = [d for d in divisors if d > wanted][:1]
+    return " and ".join(str(d) for d in below + above)
+
+
+# ------------------------------------------------------------------------------------------------------------ writing
+
+
+def to_tree(config: Config) -> Tree:
+    """`config` as plain mappings, lists, numbers and text, under the names of recipes."""
+    return _ADAPTER.dump_python(config, mode="json", by_alias=True)
+
+
+def to_yaml(config: Config) -> str:
+    """`config` as YAML that `load_recipe` reads back to the same options."""
+    return yaml.safe_dump(to_tree(config), sort_keys=False, allow_unicode=True, width=120)
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """`section.name` -> value."""
+    return {f"{s}.{n}": value for s, options in to_tree(config).items() for n, value in options.items()}
+
+
+def options_help(width: int = 100) -> str:
+    """Every option with its default and doc string, by section."""
+    import textwrap
+
+    defaults = flatten(Config())
+    lines: list[str] = []
+    for section, cls in _sections().items():
+        lines.append(f"\n{section}: {' '.join((cls.__doc__ or '').split())}")
+        for name, field in _fields(section):
+            default = yaml.safe_dump(defaults[f"{section}.{name}"], default_flow_style=True, width=1000)
+            head = f"  {section}.{name}={default.splitlines()[0]}"
+            lines.append(head)
+            lines += textwrap.wrap(field.description, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,1 @@
+"""Parameters, multiply-accumulates and memory of a model, and the check against timm, without allocating a weight."""

@@ -1,0 +1,69 @@
+"""A run in words and numbers, from what was decided: for the header, the record and the tracker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from vit_scale.config import Config
+from vit_scale.data.sources import Data
+from vit_scale.report.count import count_model
+from vit_scale.report.timm_check import check_against_timm
+from vit_scale.train.plan import Plan
+
+STRATEGIES = {
+    "single": "one process",
+    "ddp": "DDP: every process holds a copy of everything",
+    "zero1": "DeepSpeed ZeRO-1: optimiser state is sharded",
+    "zero2": "DeepSpeed ZeRO-2: optimiser state and gradients are sharded",
+    "zero3": "DeepSpeed ZeRO-3: optimiser state, gradients and weights are sharded",
+}
+
+
+@dataclass(frozen=True)
+class Description:
+    """`rows` for people, `numbers` for machines."""
+
+    rows: dict[str, str]
+    numbers: dict[str, Any]
+    train_flops_per_image: float
+    """FLOPs actually spent on an image in training, forward and backward."""
+
+
+def describe(
+    config: Config, plan: Plan, data: Data, model: nn.Module, strategy: str, precision: str, folder: Path
+) -> Description:
+    """Count the model, check it against timm, and put the plan into words."""
+    count = count_model(model, model.img_size, model.in_chans)
+    check = check_against_timm(config.model, num_classes=model.num_classes, in_chans=model.in_chans)
+    epochs = plan.epoch(plan.steps)
+    warmup = f", {plan.warmup_steps:,} of them warm-up" if plan.warmup_steps else ""
+    rows = {
+        "model": f"{config.model.name}, {count.params:,} parameters, {count.macs / 1e9:.3g} GMACs a forward pass",
+        "timm": check.summary(),
+        "data": data.description,
+        "batch": plan.batch_in_words(),
+        "length": f"{plan.steps:,} updates = {epochs:.4g} epochs{warmup}",
+        "precision": precision,
+        "strategy": STRATEGIES[strategy],
+        "folder": str(folder),
+    }
+    numbers = {
+        "model": config.model.name,
+        "params": count.params,
+        "macs": count.macs,
+        "timm_check": check.to_dict(),
+        "strategy": strategy,
+        "precision": precision,
+        "processes": plan.processes,
+        "class_names": list(data.class_names),
+    }
+    spent = count.train_flops_per_image(
+        drop_path=config.model.drop_path if config.model.drop_path_mode == "skip" else 0.0,
+        patch_dropout=config.model.patch_dropout,
+        activation_checkpointing=config.parallel.activation_checkpointing,
+    )
+    return Description(rows, numbers, spent)

@@ -1,0 +1,45 @@
+"""Accuracy and loss, each image counted exactly once over all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+EvalBatches = Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    batches: EvalBatches,
+    normalize: Callable[[torch.Tensor], torch.Tensor],
+    device: torch.device,
+) -> dict[str, float]:
+    """`loss`, `top1` and `top5` of `model` over `batches` of (uint8 images, labels, weights).
+
+    Counts are summed over processes before they are divided. Weight 0 marks the padding that gives every process the
+    same number of batches.
+    """
+    was_training = model.training
+    model.eval()
+    sums = torch.zeros(4, dtype=torch.float64, device=device)  # images, loss, top-1, top-5
+    for images, labels, weights in batches:
+        images, labels, weights = (t.to(device, non_blocking=True) for t in (images, labels, weights))
+        sums += _batch_sums(model(normalize(images)).float(), labels, weights.double())
+    model.train(was_training)
+    if dist.is_initialized():
+        dist.all_reduce(sums)
+    images_seen, loss, top1, top5 = sums.tolist()
+    return {"loss": loss / images_seen, "top1": top1 / images_seen, "top5": top5 / images_seen}
+
+
+def _batch_sums(logits_BC: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    loss = F.cross_entropy(logits_BC, labels, reduction="none").double()
+    ranked = logits_BC.topk(min(5, logits_BC.shape[1]), dim=1).indices
+    hits = ranked.eq(labels[:, None]).double()
+    rows = torch.stack((torch.ones_like(loss), loss, hits[:, 0], hits.sum(1)))
+    return rows @ weights

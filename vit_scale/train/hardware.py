@@ -1,0 +1,85 @@
+"""What the device can do: its precision and its peak, for MFU."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+
+from vit_scale.errors import UserError
+
+# Dense peak of the tensor cores in TFLOP/s at bf16 (fp16 for V100 and T4), from the vendors' data sheets.
+# The first name contained in torch's device name counts, so the longer names stand first.
+GPU_PEAK_TFLOPS = {
+    "H100 PCIe": 756.0,
+    "H100": 989.0,
+    "H200": 989.0,
+    "B200": 2250.0,
+    "MI300X": 1300.0,
+    "A100": 312.0,
+    "L40S": 362.0,
+    "A6000": 155.0,
+    "V100": 125.0,
+    "T4": 65.0,
+    "RTX 4090": 165.0,
+    "RTX 3090": 71.0,
+}
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most a device can do, and where the figure comes from."""
+
+    flops: float | None
+    source: str
+
+
+def peak(device: torch.device) -> Peak:
+    """Peak of `device` in FLOP/s; on a CPU a matrix product is timed, which takes about 0.2 s."""
+    if device.type == "cpu":
+        return Peak(_measured_matmul_flops(), "a matrix product measured at the start")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    for known, tflops in GPU_PEAK_TFLOPS.items():
+        if known in name:
+            return Peak(tflops * 1e12, f"data sheet of {known}")
+    return Peak(None, f"unknown for {name}")
+
+
+def _measured_matmul_flops(size: int = 1024, repeats: int = 12) -> float:
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        torch.mm(a, b)
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * size**3 / best
+
+
+def resolve_precision(asked: str, device: torch.device) -> str:
+    """`fp32`, `bf16` or `fp16`; raises `UserError` for one that this device cannot do."""
+    if asked == "auto":
+        if device.type != "cuda":
+            return "fp32"
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    if device.type == "cpu" and asked == "fp16":
+        raise UserError("parallel.precision = 'fp16': a CPU trains in fp32 (or bf16); use parallel.precision=auto")
+    if device.type == "cpu" and asked == "bf16" and not _cpu_runs_bf16():
+        raise UserError(
+            "parallel.precision = 'bf16': this CPU ends a process that multiplies in bf16 (illegal instruction).\n"
+            "Use parallel.precision=fp32, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment and try again."
+        )
+    if device.type == "cuda" and asked == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise UserError(f"parallel.precision = 'bf16': {torch.cuda.get_device_name(device)} has none; use fp16 or auto")
+    return asked
+
+
+@functools.cache
+def _cpu_runs_bf16() -> bool:
+    """Some CPUs advertise AMX and then die of it, so the product is tried in a process that may die."""
+    code = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); print((a @ a).sum().item())"
+    tried = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, check=False)
+    return tried.returncode == 0

@@ -1,0 +1,55 @@
+"""Ctrl-C and the signals of schedulers: finish the step, save, and say how to go on."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+
+import torch
+import torch.distributed as dist
+
+EXIT_STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 138}
+
+
+class Interrupt:
+    """Watches for SIGINT, SIGTERM and SIGUSR1 while in context.
+
+    `agreed()` is asked once a step. With several processes the flag of each step is exchanged in the background over
+    gloo and read a step later, so that all stop after the same step without waiting for one another.
+    A second Ctrl-C ends the process at once.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._previous: dict[signal.Signals, object] = {}
+        self._group: dist.ProcessGroup | None = None
+        self._pending: tuple[dist.Work, torch.Tensor] | None = None
+
+    def __enter__(self) -> Interrupt:
+        for number in EXIT_STATUS:
+            self._previous[number] = signal.signal(number, self._receive)
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            self._group = dist.new_group(backend="gloo")
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.received == signal.SIGINT and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = self.received or signal.Signals(number)
+
+    def agreed(self) -> signal.Signals | None:
+        """The signal that all processes have agreed to stop for, if any."""
+        if self._group is None:
+            return self.received
+        agreed = 0
+        if self._pending is not None:
+            work, flag = self._pending
+            work.wait()
+            agreed = int(flag.item())
+        flag = torch.tensor([int(self.received or 0)])
+        self._pending = (dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True), flag)
+        return signal.Signals(agreed) if agreed else None

@@ -1,0 +1,74 @@
+"""Parameter groups (weight decay, layer-wise learning rate) and the optimiser built on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from vit_scale.config import OptimConfig
+from vit_scale.errors import UserError
+
+
+def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
+    """Groups of equal weight decay and learning-rate scale, in a stable order.
+
+    Vectors (biases, norms, LayerScale) and what the model names in `no_weight_decay()` (tokens, position embeddings)
+    are not decayed. `lr_scale` is layer_decay to the number of layers above.
+    """
+    undecayed = getattr(model, "no_weight_decay", set)()
+    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    for name, p in model.named_parameters():
+        if not p.requires_grad:
+            continue
+        decay = 0.0 if p.ndim <= 1 or name in undecayed else config.weight_decay
+        scale = _lr_scale(model, name, config.layer_decay)
+        group = groups.setdefault((decay, scale), {"params": [], "weight_decay": decay, "lr_scale": scale})
+        group["params"].append(p)
+    return list(groups.values())
+
+
+def _lr_scale(model: nn.Module, name: str, layer_decay: float) -> float:
+    if layer_decay == 1.0:
+        return 1.0
+    return layer_decay ** (model.num_layers - model.layer_id(name))  # type: ignore[operator]
+
+
+def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    """AdamW (fused), SGD, or any optimiser of timm by its name there."""
+    groups = parameter_groups(model, config)
+    if config.name == "adamw":
+        return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    if config.name == "sgd":
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0)
+    return _timm_optimizer(groups, config)
+
+
+def _timm_optimizer(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:
+    from timm.optim import create_optimizer_v2
+
+    check_optimizer_name(config.name)
+    # timm multiplies group["lr"] by a scale of its own; ours is applied by set_learning_rate
+    return create_optimizer_v2(groups, opt=config.name, lr=config.lr, weight_decay=config.weight_decay)
+
+
+def check_optimizer_name(name: str) -> None:
+    """Raise `UserError` for a name that neither torch's part nor timm knows."""
+    if name in ("adamw", "sgd"):
+        return
+    import difflib
+
+    from timm.optim import list_optimizers
+
+    known = [*list_optimizers(), "adamw", "sgd"]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else "adamw, lamb, sgd, or a name of timm.optim"
+        raise UserError(f"optim.name = {name!r}: there is no such optimiser; {hint}")
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Give each group its share of `lr`. A rate that is a tensor (capturable optimisers) is filled in place."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_scale"]

@@ -1,0 +1,216 @@
+"""Building a run: from options to everything the loop needs, in the order in which mistakes are cheapest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from vit_scale.config import Config
+from vit_scale.data.loading import Batch, EvalLoader, TrainLoader, choose_workers
+from vit_scale.data.mixing import Mixing
+from vit_scale.data.normalize import Normalize, resolve_normalization
+from vit_scale.data.sources import Data, open_data
+from vit_scale.errors import UserError
+from vit_scale.models import create_from_config
+from vit_scale.models.weights import load_weights
+from vit_scale.train import checkpoint, run_folder
+from vit_scale.train.describe import Description, describe
+from vit_scale.train.ema import Ema
+from vit_scale.train.hardware import Peak, peak, resolve_precision
+from vit_scale.train.optim import build_optimizer, check_optimizer_name
+from vit_scale.train.plan import Plan, learning_rate, make_plan
+from vit_scale.train.schedule import LearningRate
+from vit_scale.train.screen import Screen
+from vit_scale.train.state import TrainState
+from vit_scale.train.strategy import make_accelerator, on_main, resolve_strategy, world_size
+from vit_scale.train.tracking import Record
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+@dataclass
+class Run:
+    """Everything the loop needs. Only `state` changes from step to step."""
+
+    config: Config
+    plan: Plan
+    folder: Path
+    data: Data
+    accelerator: Accelerator
+    state: TrainState
+    lr: LearningRate
+    normalize: Normalize
+    mixing: Mixing
+    workers: int
+    checkpoints: checkpoint.CheckpointFolder
+    screen: Screen
+    record: Record | None
+    """None on all but the main process."""
+    description: Description
+    peak: Peak
+    started: float
+
+    @property
+    def device(self) -> torch.device:
+        return self.accelerator.device
+
+    def updates(self) -> Iterator[list[Batch]]:
+        """The micro batches of this process, a list for each update still to be done."""
+        loader = TrainLoader(
+            self.data.train,
+            augment=self.config.augment,
+            global_batch=self.plan.global_batch,
+            micro_batch=self.plan.micro_batch,
+            seed=self.config.run.seed,
+            start_step=self.state.step,
+            end_step=self.plan.steps,
+            **self._loader_options(),
+        )
+        batches = iter(loader)
+        try:
+            for _ in range(self.state.step, self.plan.steps):
+                yield [next(batches) for _ in range(self.plan.accumulation)]
+        finally:
+            loader.close()
+
+    def eval_loader(self) -> EvalLoader:
+        """The validation images, once."""
+        return EvalLoader(
+            self.data.val, augment=self.config.augment, batch=self.plan.eval_batch, **self._loader_options()
+        )
+
+    def _loader_options(self) -> dict[str, Any]:
+        return {
+            "img_size": self.state.model.img_size,
+            "in_chans": self.state.model.in_chans,
+            "rank": self.accelerator.process_index,
+            "world": self.accelerator.num_processes,
+            "workers": self.workers,
+            "on_error": self.config.data.on_error,
+        }
+
+
+def build_run(config: Config, recipe: str) -> Run:
+    """Check everything a user can get wrong, then build; raises `UserError` with nothing written."""
+    started = time.perf_counter()
+    device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    check_optimizer_name(config.optim.name)
+    precision = resolve_precision(config.parallel.precision, torch.device(device_type))
+    strategy, launcher_note = resolve_strategy(config.parallel.strategy)
+    data = open_data(config.data, seed=config.run.seed)
+    plan = make_plan(config, train_images=len(data.train), processes=world_size(), device=device_type)
+    model, weights_note = _build_model(config, data)
+    mean, std = resolve_normalization(config.data, config.model.name, data.in_chans)
+    accelerator = make_accelerator(config, plan, strategy, precision)
+    folder, found, notes = on_main(lambda: _open_folder(config, recipe, plan))
+    state = _build_state(config, model, accelerator)
+    if found:
+        checkpoint.restore(state, found)
+    screen = Screen(enabled=accelerator.is_main_process, steps=plan.steps)
+    description = describe(config, plan, data, model, strategy, precision, folder)
+    for note in filter(None, [launcher_note, weights_note, *notes]):
+        screen.say(note)
+    screen.table(f"Training {recipe}", description.rows)
+    return Run(
+        config=config,
+        plan=plan,
+        folder=folder,
+        data=data,
+        accelerator=accelerator,
+        state=state,
+        lr=learning_rate(config, plan),
+        normalize=Normalize(mean, std).to(accelerator.device),
+        mixing=_build_mixing(config, plan, model),
+        workers=choose_workers(config.data, _processes_here(plan), data.train),
+        checkpoints=checkpoint.CheckpointFolder(folder, config.run.keep),
+        screen=screen,
+        record=_open_record(config, folder, state, description, screen) if accelerator.is_main_process else None,
+        description=description,
+        peak=peak(accelerator.device),
+        started=started,
+    )
+
+
+def _build_model(config: Config, data: Data) -> tuple[nn.Module, str | None]:
+    torch.manual_seed(config.run.seed)
+    classes = config.model.num_classes or data.num_classes
+    if classes < data.num_classes:
+        raise UserError(f"model.num_classes = {classes}: the data has {data.num_classes} classes")
+    model = create_from_config(
+        config.model, num_classes=classes, in_chans=config.model.in_chans or data.in_chans
+    )
+    if config.model.weights is None:
+        return model, None
+    return model, load_weights(model, config.model.weights).summary()
+
+
+def _open_folder(config: Config, recipe: str, plan: Plan) -> tuple[Path, Path | None, list[str]]:
+    """The folder, the checkpoint to go on from, and lines for the user. Nothing of a run already there is lost."""
+    folder = run_folder.choose_folder(config, recipe)
+    if not run_folder.has_run(folder):
+        found, notes = checkpoint.find_checkpoint(config.run.resume, folder)
+    elif config.run.resume == "never":
+        return folder, None, [f"The run that was in {folder} is now in {run_folder.set_aside(folder)}."]
+    else:
+        run_folder.refuse_other_options(folder, config)
+        found, notes = checkpoint.find_checkpoint(config.run.resume, folder)
+    if found:
+        step = checkpoint.step_of(found)
+        if step >= plan.steps:
+            raise RunFinished(f"The run in {folder} is finished: {step:,} of {plan.steps:,} steps are done.\n"
+                              "A larger schedule goes on from there; run.resume=never starts it anew.")
+        notes.append(f"Going on from {found}, after step {step:,} of {plan.steps:,}.")
+    return folder, found, notes
+
+
+class RunFinished(Exception):
+    """There is nothing left to do in the folder that was asked for; not an error."""
+
+
+def _build_state(config: Config, model: nn.Module, accelerator: Accelerator) -> TrainState:
+    optimizer = build_optimizer(model.to(accelerator.device), config.optim)
+    if config.parallel.compile:
+        model.compile_blocks()  # type: ignore[operator]
+    model.set_activation_checkpointing(config.parallel.activation_checkpointing)  # type: ignore[operator]
+    wrapped, optimizer = wrap(model, optimizer, accelerator)
+    ema = Ema(model, config.ema.decay, config.ema.warmup) if config.ema.decay else None
+    zeros = [torch.zeros((), device=accelerator.device) for _ in range(2)]
+    return TrainState(model, wrapped, optimizer, ema, bad_steps=zeros[0], bad_in_a_row=zeros[1])
+
+
+def wrap(
+    model: nn.Module, optimizer: torch.optim.Optimizer, accelerator: Accelerator
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """What to call in the forward pass, and the optimiser whose groups have the learning rate.
+
+    Outside DeepSpeed the optimiser stays bare: accelerate's wrapper would hide the attributes of fused kernels.
+    """
+    if accelerator.distributed_type.value == "DEEPSPEED":
+        return accelerator.prepare(model, optimizer)
+    return accelerator.prepare(model), optimizer
+
+
+def _build_mixing(config: Config, plan: Plan, model: nn.Module) -> Mixing:
+    return Mixing(
+        config.augment, num_classes=model.num_classes, global_batch=plan.global_batch, seed=config.run.seed
+    )
+
+
+def _processes_here(plan: Plan) -> int:
+    import os
+
+    return int(os.environ.get("LOCAL_WORLD_SIZE", plan.processes))
+
+
+def _open_record(
+    config: Config, folder: Path, state: TrainState, description: Description, screen: Screen
+) -> Record:
+    run_folder.write_config(folder, config)
+    return Record(folder, config, step=state.step, facts=description.numbers, say=screen.say)

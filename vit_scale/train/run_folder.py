@@ -1,0 +1,101 @@
+"""The folder of a run: which one, whether it may be gone on with, and the files at its top."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from vit_scale.config import Config
+from vit_scale.errors import UserError
+from vit_scale.recipe import flatten, load_recipe, to_yaml
+
+# Options that may differ from those the run was started with.
+MAY_CHANGE = {
+    "schedule.steps",
+    "schedule.epochs",
+    "batch.micro",
+    "batch.eval",
+    "data.workers",
+    "data.on_error",
+    "data.cache",
+    "data.cache_dir",
+    "model.attention",
+}
+SECTIONS_THAT_MAY_CHANGE = ("parallel.", "run.", "track.")
+
+
+def choose_folder(config: Config, recipe: str) -> Path:
+    """The folder to train in; nothing is written yet.
+
+    `run.dir` if it is given, else `runs/<recipe>`, or the first of `runs/<recipe>-2`, ... whose run is not finished.
+    """
+    if config.run.dir is not None:
+        return Path(config.run.dir)
+    name, number = Path(recipe).stem, 1
+    while True:
+        folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
+        if not has_run(folder) or (config.run.resume == "auto" and not is_finished(folder)):
+            return folder
+        number += 1
+
+
+def has_run(folder: Path) -> bool:
+    return (folder / "config.yaml").exists()
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """summary.json, or nothing where there is none that can be read."""
+    try:
+        return json.loads((folder / "summary.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def is_finished(folder: Path) -> bool:
+    return bool(read_summary(folder).get("finished"))
+
+
+def differing_options(folder: Path, config: Config) -> dict[str, tuple[Any, Any]]:
+    """Options, of those that may not change, in which the run in `folder` and `config` differ: (there, here)."""
+    there, here = flatten(load_recipe(folder / "config.yaml")), flatten(config)
+    return {
+        key: (there[key], here[key])
+        for key in here
+        if there[key] != here[key] and key not in MAY_CHANGE and not key.startswith(SECTIONS_THAT_MAY_CHANGE)
+    }
+
+
+def refuse_other_options(folder: Path, config: Config) -> None:
+    """Raise `UserError` where `folder` holds a run with options that this one may not go on with."""
+    differing = differing_options(folder, config)
+    if differing:
+        listed = "; ".join(f"{key} = {there!r} there, {here!r} here" for key, (there, here) in differing.items())
+        raise UserError(
+            f"{folder} holds a run with other options: {listed}.\n"
+            "Choose another run.dir, or start anew with run.resume=never (the run there is kept under another name)."
+        )
+
+
+def set_aside(folder: Path) -> Path:
+    """Rename `folder` to the first free `<folder>.old-<n>` and return that."""
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.old-{number}")).exists():
+        number += 1
+    folder.rename(aside)
+    return aside
+
+
+def write_config(folder: Path, config: Config) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "config.yaml", to_yaml(config))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write so that a reader sees the old file or the new one, never half of it."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
+        file.write(text)
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, path)

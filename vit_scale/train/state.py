@@ -1,0 +1,35 @@
+"""The one object that a training run changes as it goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from vit_scale.train.ema import Ema
+
+
+@dataclass
+class TrainState:
+    """What a checkpoint holds is all that the next step depends on.
+
+    In a checkpoint: `step`, the model's tensors, the optimiser's tensors by parameter name, the EMA's tensors,
+    `best_top1`, `best_step` and `bad_steps`.
+    Not in a checkpoint, because they are functions of (seed, step): learning rate, EMA decay, sample order,
+    augmentation, mixing, and the random numbers of dropout and stochastic depth.
+    """
+
+    model: nn.Module
+    """The bare module, with timm's parameter names."""
+    wrapped: nn.Module
+    """What is called in the forward pass: the bare module, DDP around it, or DeepSpeed's engine."""
+    optimizer: torch.optim.Optimizer
+    ema: Ema | None
+    step: int = 0
+    """Updates done; also the index of the next one."""
+    best_top1: float = -1.0
+    best_step: int = 0
+    bad_steps: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
+    """Updates skipped because loss or gradient was not finite, counted on the device."""
+    bad_in_a_row: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
