@@ -41,9 +41,11 @@ def main(argv: Sequence[str]) -> int:
     if print_config:
         print(to_yaml(config), end="")
         return 0
-    from vit_scale.train import run_recipe
+    from vit_scale.train import close_processes, run_recipe
 
-    return run_recipe(config, recipe)
+    status = run_recipe(config, recipe)
+    close_processes()
+    return status
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
-"""Batches for training and evaluation, made by worker processes."""
+"""Batches for training and evaluation, made by worker processes.
+
+A worker makes whole micro batches: it reads, decodes and augments straight into one block of shared memory, and the
+training process only maps it. torch's DataLoader starts the workers once, keeps their batches in order and notices
+their death.
+"""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,53 +17,40 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from vit_scale.config import AugmentConfig, DataConfig
-from vit_scale.data import draws
-from vit_scale.data.decode import decode
-from vit_scale.data.sampling import eval_places, sample_index, step_positions
-from vit_scale.data.sample import ImageSource as Source
-from vit_scale.data.transforms import SLOTS, eval_transform, train_transform
+from vit_scale.data.batches import EvalBatches, Made, Reader, TrainBatches, TrainPlaces
+from vit_scale.data.problems import Problems
+from vit_scale.data.sample import ImageSource
+from vit_scale.data.sampling import eval_places
+from vit_scale.data.stream_batches import StreamEvalBatches, StreamTrainBatches
+from vit_scale.data.streaming import StreamSource
+from vit_scale.data.transforms import EvalTransform, TrainTransform
+from vit_scale.errors import UserError
+
+_SMALL_IMAGE_BYTES = 8192
+_MAX_WORKERS = 16
 
 
 @dataclass
 class Batch:
-    """A micro batch."""
+    """A micro batch of training."""
 
     images: torch.Tensor
-    """uint8 [m, C, H, W]; channels last in memory."""
+    """uint8 [m, C, H, W], in pinned memory where there is a GPU."""
     labels: torch.Tensor
     """int64 [m]"""
     positions: torch.Tensor
     """int64 [m], global positions."""
 
-    def pin_memory(self) -> Batch:
-        """Called by DataLoader where there is a GPU."""
-        return Batch(self.images.pin_memory(), self.labels.pin_memory(), self.positions)
-
-
-class _TrainBatches(Dataset):
-    def __init__(self, source: Source, augment: AugmentConfig, img_size: tuple[int, int], in_chans: int, seed: int):
-        self.source, self.augment, self.img_size, self.in_chans, self.seed = source, augment, img_size, in_chans, seed
-
-    def __getitem__(self, places: tuple[np.ndarray, np.ndarray]) -> Batch:
-        positions, indices = places
-        u = draws.uniforms(self.seed, positions, SLOTS)
-        out = np.empty((len(positions), *self.img_size, self.in_chans), np.uint8)
-        labels = np.empty(len(positions), np.int64)
-        for i, index in enumerate(indices):
-            sample = self.source.read(int(index))
-            image = train_transform(decode(sample.image, self.in_chans), self.img_size, self.augment, u[i].tolist())
-            out[i] = image.reshape(*self.img_size, self.in_chans)
-            labels[i] = sample.label
-        images = torch.from_numpy(out).permute(0, 3, 1, 2)
-        return Batch(images, torch.from_numpy(labels), torch.from_numpy(positions))
-
 
 class TrainLoader:
-    """Micro batches of this process from `start_step` to `end_step`, in one pass over all epochs."""
+    """This process's micro batches from `start_step` to `end_step`, over all epochs in one pass.
+
+    Which images, and all random choices about them, follow from the seed and their global positions alone.
+    """
 
     def __init__(
         self,
-        source: Source,
+        source: ImageSource,
         *,
         augment: AugmentConfig,
         img_size: tuple[int, int],
@@ -73,68 +64,46 @@ class TrainLoader:
         end_step: int,
         start_step: int = 0,
         on_error: str = "raise",
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
     ):
-        self.problems: Counter[str] = Counter()
-        self._places = _Places(len(source), augment.repeats, global_batch, micro_batch, rank, world, seed, start_step, end_step)
-        self._loader = DataLoader(
-            _TrainBatches(source, augment, img_size, in_chans, seed),
-            sampler=self._places,
-            batch_size=None,
-            num_workers=workers,
-            pin_memory=torch.cuda.is_available(),
+        """`mean` and `std` are the normalisation's: what RandAugment fills with and erasing's noise looks like."""
+        self.problems = Problems()
+        transform = TrainTransform(augment, img_size, mean or (0.5,) * in_chans, std or (0.25,) * in_chans)
+        reader = Reader(in_chans, on_error)
+        images = 0 if isinstance(source, StreamSource) else len(source)
+        places = TrainPlaces(
+            global_batch, micro_batch, rank, world, start_step, end_step, seed, images, augment.repeats
         )
+        if isinstance(source, StreamSource):
+            stream = StreamTrainBatches(source, reader, transform, places)
+            self._workers = _Workers(stream, None, min(workers, stream.max_workers), self.problems)
+        else:
+            batches = TrainBatches(source, reader, transform, seed)
+            self._workers = _Workers(batches, places, workers, self.problems)
+
+    def __len__(self) -> int:
+        return len(self._workers)
 
     def __iter__(self) -> Iterator[Batch]:
-        return iter(self._loader)
+        for made in self._workers:
+            yield Batch(made.images, torch.from_numpy(made.labels), torch.from_numpy(made.places))
 
     def close(self) -> None:
         """Stop the workers."""
-
-
-@dataclass
-class _Places:
-    n: int
-    repeats: int
-    global_batch: int
-    micro_batch: int
-    rank: int
-    world: int
-    seed: int
-    start_step: int
-    end_step: int
-
-    def __len__(self) -> int:
-        return (self.end_step - self.start_step) * self.global_batch // self.world // self.micro_batch
-
-    def __iter__(self) -> Iterator[Any]:
-        for step in range(self.start_step, self.end_step):
-            for positions in step_positions(step, self.global_batch, self.rank, self.world, self.micro_batch):
-                yield positions, sample_index(self.seed, positions, self.n, self.repeats)
-
-
-class _EvalBatches(Dataset):
-    def __init__(self, source: Source, augment: AugmentConfig, img_size: tuple[int, int], in_chans: int):
-        self.source, self.augment, self.img_size, self.in_chans = source, augment, img_size, in_chans
-
-    def __getitem__(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        out = np.zeros((len(indices), *self.img_size, self.in_chans), np.uint8)
-        labels = np.zeros(len(indices), np.int64)
-        for i, index in enumerate(indices):
-            if index >= 0:
-                sample = self.source.read(int(index))
-                image = eval_transform(decode(sample.image, self.in_chans), self.img_size, self.augment)
-                out[i] = image.reshape(*self.img_size, self.in_chans)
-                labels[i] = sample.label
-        weights = torch.from_numpy((indices >= 0).astype(np.float32))
-        return torch.from_numpy(out).permute(0, 3, 1, 2), torch.from_numpy(labels), weights
+        self._workers.close()
 
 
 class EvalLoader:
-    """Each image exactly once over all processes; full batches on every process, padded with weight 0."""
+    """Each image exactly once over all processes, as (images uint8, labels, weights).
+
+    Every process has equally many full batches; what is missing at the end is padded with weight 0. An image that
+    `data.on_error: skip` leaves out has weight 0, too.
+    """
 
     def __init__(
         self,
-        source: Source,
+        source: ImageSource,
         *,
         augment: AugmentConfig,
         img_size: tuple[int, int],
@@ -145,28 +114,97 @@ class EvalLoader:
         workers: int,
         on_error: str = "raise",
     ):
-        places = eval_places(len(source), batch, rank, world)
-        self.problems: Counter[str] = Counter()
+        self.problems = Problems()
+        reader, transform = Reader(in_chans, on_error), EvalTransform(augment, img_size)
+        if isinstance(source, StreamSource):
+            stream = StreamEvalBatches(source, reader, transform, batch, rank, world)
+            self._workers = _Workers(stream, None, min(workers, 1), self.problems)
+        else:
+            batches = EvalBatches(source, reader, transform)
+            self._workers = _Workers(batches, eval_places(len(source), batch, rank, world), workers, self.problems)
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        for made in self._workers:
+            weights = torch.from_numpy((made.places >= 0).astype(np.float32))
+            yield made.images, torch.from_numpy(made.labels), weights
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self._workers.close()
+
+
+def choose_workers(config: DataConfig, processes_on_this_machine: int, source: ImageSource) -> int:
+    """Workers for each training process: the option, else by cores and by how costly an image is.
+
+    Without a GPU training itself needs the cores: small images are loaded in between, large ones by a few workers.
+    """
+    if config.workers != "auto":
+        return config.workers
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share = max(1, cores // processes_on_this_machine)
+    small = not isinstance(source, StreamSource) and _is_small(source)
+    if torch.cuda.is_available():
+        return min(share, 4 if small else _MAX_WORKERS)
+    return 0 if small else max(1, share // 4)
+
+
+def _is_small(source: ImageSource) -> bool:
+    image = source.read(0).image
+    if isinstance(image, str):
+        return os.path.getsize(image) < _SMALL_IMAGE_BYTES
+    return memoryview(image).nbytes < _SMALL_IMAGE_BYTES
+
+
+class _Workers:
+    """A DataLoader of whole batches that turns its troubles into UserErrors."""
+
+    def __init__(self, batches: Dataset[Made], places: Any, workers: int, problems: Problems):
+        self.problems = problems
         self._loader = DataLoader(
-            _EvalBatches(source, augment, img_size, in_chans),
+            batches,
             sampler=places,
             batch_size=None,
             num_workers=workers,
             pin_memory=torch.cuda.is_available(),
+            persistent_workers=workers > 0,
         )
+        self._running: Iterator[Made] | None = None
 
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        return iter(self._loader)
+    def __iter__(self) -> Iterator[Made]:
+        self._running = iter(self._loader)
+        while True:
+            made = self._next()
+            if made is None:
+                return
+            yield made
+
+    def _next(self) -> Made | None:
+        if self._running is None:
+            return None
+        try:
+            made = next(self._running, None)
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error) or "Caught" in str(error):
+                raise
+            self.close()
+            raise UserError(
+                f"A process that loads images died: {error}\n"
+                "Memory may have run out: use fewer data.workers or a smaller batch.micro, and see that /dev/shm is large."
+            ) from error
+        if made is not None:
+            if made.error is not None:
+                self.close()
+                raise UserError(made.error)
+            self.problems.add(made.problems)
+        return made
 
     def close(self) -> None:
-        """Stop the workers."""
-
-
-def choose_workers(config: DataConfig, processes_on_this_machine: int, source: Source) -> int:
-    """Workers for each training process."""
-    if config.workers != "auto":
-        return config.workers
-    return max(0, min(8, (os.cpu_count() or 1) // processes_on_this_machine))
+        """Stop the worker processes: they end with the DataLoader's iterator."""
+        self._running = None
+        self._loader._iterator = None

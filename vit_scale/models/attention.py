@@ -4,6 +4,7 @@ Shapes: B batch, N tokens, D token width, H heads, K head width (D = H K).
 """
 
 import contextlib
+import warnings
 from typing import Literal
 
 import torch
@@ -109,8 +110,10 @@ def check_attention_backend(
     try:
         q, k, v = (torch.zeros(1, 1, 8, head_dim, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
         mask = torch.zeros(1, 1, 8, 8, device=device, dtype=dtype, requires_grad=True) if bias else None
-        with sdpa_kernel(_KERNELS[backend]):
-            F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout).sum().backward()
+        with sdpa_kernel(_KERNELS[backend]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of each reason before it raises.
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+            torch.autograd.grad(y.sum(), [q, k, v] if mask is None else [q, k, v, mask])
     except (RuntimeError, NotImplementedError) as error:
         asked = [f"on {device.type}", f"in {str(dtype).removeprefix('torch.')}", f"for heads of {head_dim}"]
         asked += ["with dropout"] if dropout else []

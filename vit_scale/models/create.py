@@ -67,9 +67,11 @@ def resolve_variant(config: ModelConfig) -> Variant:
 
 def _create(config: ModelConfig) -> nn.Module:
     if config.name.startswith(TIMM_PREFIX):
-        from vit_scale.models.timm_models import create_timm_model
+        from vit_scale.models.timm_models import create_timm_model, same_timm_model
 
         model = create_timm_model(config)
+        if same_timm_model(config.name, config.weights):
+            return model
     else:
         model = _create_vit(config)
     if config.weights is not None:
@@ -94,7 +96,7 @@ def _create_vit(config: ModelConfig) -> VisionTransformer:
 
 
 def _check(variant: Variant) -> None:
-    for side, pixels, patch in zip(("height", "width"), variant.img_size, variant.patch_size):
+    for side, pixels, patch in zip(("height", "width"), variant.img_size, variant.patch_size, strict=True):
         if pixels % patch or pixels < patch:
             below, above = pixels // patch * patch, (pixels // patch + 1) * patch
             near = f"{below} or {above}" if below else f"{above}"

@@ -49,7 +49,8 @@ class DropPath(nn.Module):
     def _skip(self, x_BND: Tensor, branch: Callable[..., Tensor], *per_sample: Tensor | None) -> Tensor:
         kept_K, weight_K11 = draw_kept(x_BND, self.rate)
         arguments = [None if t is None else t.index_select(0, kept_K) for t in (x_BND, *per_sample)]
-        y_KND = (branch(*arguments) * weight_K11).to(x_BND.dtype)
+        # In place: the last layer of a branch (linear, dropout or LayerScale) does not need its output again.
+        y_KND = branch(*arguments).mul_(weight_K11).to(x_BND.dtype)
         return x_BND.index_add_(0, kept_K, y_KND) if self.inplace else x_BND.index_add(0, kept_K, y_KND)
 
 
@@ -57,12 +58,17 @@ def draw_kept(x_BND: Tensor, rate: float) -> tuple[Tensor, Tensor]:
     """Which samples are computed, and the weight of each: 1 / (1 - rate), for the last one sometimes 0."""
     batch = x_BND.shape[0]
     expected = batch * (1 - rate)
-    computed = min(batch, max(1, math.ceil(expected - 1e-9)))
+    computed = kept_samples(batch, rate)
     kept_K = torch.randperm(batch, device=x_BND.device)[:computed]
     weight_K11 = x_BND.new_full((computed, 1, 1), 1 / (1 - rate))
-    chance = expected - (computed - 1)
-    weight_K11[-1] *= torch.rand((), device=x_BND.device) < chance
+    weight_K11[-1] *= torch.rand((), device=x_BND.device) < expected - (computed - 1)
     return kept_K, weight_K11
+
+
+def kept_samples(batch: int, rate: float) -> int:
+    """How many samples of a batch `skip` computes."""
+    # The small number keeps 10 * (1 - 0.1), a little over 9 in floating point, from becoming 10.
+    return max(1, math.ceil(batch * (1 - rate) - 1e-6))
 
 
 def drop_path_rates(rate: float, depth: int, schedule: Literal["linear", "uniform"]) -> list[float]:

@@ -22,7 +22,7 @@ class Mlp(nn.Module):
 
 
 class SwiGlu(nn.Module):
-    """Gated MLP (Shazeer 2020, arXiv:2002.05202). Gate and value share one product, packed as in timm's SwiGLUPacked."""
+    """Gated MLP (Shazeer 2020, arXiv:2002.05202); gate and value share one matrix, as in timm's SwiGLUPacked."""
 
     def __init__(self, dim: int, hidden: int, *, bias: bool = True, dropout: float = 0.0) -> None:
         super().__init__()

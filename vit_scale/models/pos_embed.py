@@ -13,7 +13,7 @@ ROPE_BASE = 100.0
 
 
 def sincos_2d(grid: tuple[int, int], dim: int, base: float = 10_000.0) -> Tensor:
-    """Fixed embedding [G, D]: a quarter of the channels each for sin and cos of column and row (MoCo v3, big_vision)."""
+    """Fixed embedding [G, D]: a quarter of the channels each for sin and cos of column and row (as in big_vision)."""
     rows_G, columns_G = _coordinates(grid)
     frequency = base ** -(torch.arange(dim // 4, dtype=torch.float32) / (dim // 4 - 1 or 1))
     x_GF, y_GF = columns_G[:, None] * frequency, rows_G[:, None] * frequency

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vit_scale.errors import UserError
+
 Grid = tuple[int, int]
 
 
@@ -26,7 +28,7 @@ def source_grid(patches: int, like: Grid) -> Grid | None:
 
 def resample_positions(pos_1GD: Tensor, old: Grid, new: Grid) -> Tensor:
     """Position embeddings of patches on another grid: bicubic, antialiased, as timm does it."""
-    from timm.layers import resample_abs_pos_embed
+    from timm.layers.pos_embed import resample_abs_pos_embed
 
     return resample_abs_pos_embed(pos_1GD, new_size=list(new), old_size=list(old), num_prefix_tokens=0)
 
@@ -36,13 +38,21 @@ def resample_line(pos_1LD: Tensor, length: int) -> Tensor:
     return F.interpolate(pos_1LD.transpose(1, 2), size=length, mode="linear").transpose(1, 2)
 
 
-def resample_relative_bias(table_TH: Tensor, old: Grid, new: Grid) -> Tensor:
-    """Relative position bias for another grid: offsets bicubic, the entries of prefix tokens kept."""
-    rows, columns = 2 * old[0] - 1, 2 * old[1] - 1
-    offsets, prefix = table_TH[: rows * columns], table_TH[rows * columns :]
-    image = offsets.T.reshape(1, -1, rows, columns).float()
-    image = F.interpolate(image, size=(2 * new[0] - 1, 2 * new[1] - 1), mode="bicubic", antialias=True)
-    return torch.cat([image[0].flatten(1).T.to(table_TH.dtype), prefix])
+def resample_relative_bias(table_TH: Tensor, length: int, new: Grid, old: Grid | None = None) -> Tensor:
+    """Relative position bias for another grid: offsets bicubic, the three entries of prefix tokens kept apart."""
+    size = (2 * new[0] - 1, 2 * new[1] - 1)
+    prefix = length - size[0] * size[1]
+    offsets = len(table_TH) - prefix
+    side = math.isqrt(offsets)
+    old_size = (2 * old[0] - 1, 2 * old[1] - 1) if old else (side, side)
+    if old_size[0] * old_size[1] != offsets:
+        raise UserError(
+            f"model.weights: cannot tell the grid of patches from {len(table_TH)} relative positions; "
+            "pass `grid=(rows, columns)` to load_weights, and keep the same prefix tokens."
+        )
+    image = table_TH[:offsets].T.reshape(1, -1, *old_size).float()
+    image = F.interpolate(image, size=size, mode="bicubic", antialias=True)
+    return torch.cat([image[0].flatten(1).T.to(table_TH.dtype), table_TH[offsets:]])
 
 
 def resample_patch_kernel(weight: Tensor, size: tuple[int, int]) -> Tensor:
@@ -50,7 +60,7 @@ def resample_patch_kernel(weight: Tensor, size: tuple[int, int]) -> Tensor:
 
     A resized image cut into patches of the new size gives the same tokens, as far as resizing loses nothing.
     """
-    from timm.layers import resample_patch_embed
+    from timm.layers.patch_embed import resample_patch_embed
 
     return resample_patch_embed(weight, list(size))
 

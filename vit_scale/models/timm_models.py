@@ -13,6 +13,7 @@ from torch import nn
 
 from vit_scale.config import ModelConfig
 from vit_scale.errors import UserError
+from vit_scale.models.read_weights import hub_errors
 from vit_scale.models.variants import TIMM_PREFIX, Variant, check_model_name
 
 if TYPE_CHECKING:
@@ -48,7 +49,16 @@ def create_timm_model(config: ModelConfig) -> nn.Module:
         model = timm.create_model(timm_name, **options)
     except TypeError as error:
         raise _refusal(timm_name, options, error) from error
+    if config.weights is not None and same_timm_model(config.name, config.weights):
+        # timm knows how to fit each family's own weights; it says in its log what it changed.
+        with hub_errors(config.weights):
+            model = timm.create_model(config.weights.removeprefix(TIMM_PREFIX), pretrained=True, **options)
     return _adapt(model, num_classes=options["num_classes"], in_chans=config.in_chans or 3, img_size=size)
+
+
+def same_timm_model(name: str, weights: str | None) -> bool:
+    """Whether these are timm's own weights for this very model; a tag after a dot picks among several."""
+    return weights is not None and weights.startswith(TIMM_PREFIX) and weights.split(".")[0] == name.split(".")[0]
 
 
 def create_counterpart(variant: Variant) -> nn.Module:
@@ -69,10 +79,11 @@ def counterpart_options(variant: Variant) -> dict[str, Any]:
     """Arguments for timm's VisionTransformer (or the distilled one) that give the same model."""
     if variant.pos_embed not in ("learned", "none"):
         raise UserError(f"timm's VisionTransformer has no position embedding of the kind {variant.pos_embed!r}.")
-    same = ("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "num_heads", "qkv_bias", "qk_norm")
+    same = ("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "num_heads", "mlp_ratio")
     options: dict[str, Any] = {name: getattr(variant, name) for name in same}
     options |= {
-        "mlp_ratio": variant.mlp_ratio,
+        "qkv_bias": variant.qkv_bias,
+        "qk_norm": variant.qk_norm,
         "proj_bias": variant.bias,
         "init_values": variant.layer_scale,
         "class_token": variant.class_token,
@@ -86,9 +97,11 @@ def counterpart_options(variant: Variant) -> dict[str, Any]:
         "attn_drop_rate": variant.attn_dropout,
     }
     if variant.mlp == "swiglu":
-        from timm.layers import SwiGLUPacked
+        from timm.layers.mlp import SwiGLUPacked
 
-        options |= {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU, "mlp_ratio": 2 * variant.mlp_width / variant.embed_dim}
+        # timm counts both halves of the packed matrix.
+        packed = 2 * variant.mlp_width / variant.embed_dim
+        options |= {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU, "mlp_ratio": packed}
     return options
 
 
@@ -113,7 +126,7 @@ class TimmModel:
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that are not decayed: timm's list for the model, and all vectors."""
-        inherited = getattr(super(), "no_weight_decay", set)()
+        inherited: set[str] = getattr(super(), "no_weight_decay", set)()
         named = self.named_parameters()  # type: ignore[attr-defined]
         return {name for name, p in named if p.ndim <= 1 or name in inherited}
 
@@ -127,9 +140,9 @@ class TimmModel:
             if mode == "full":
                 raise UserError("parallel.activation_checkpointing = full: this timm model cannot do that.") from error
 
-    def compile_blocks(self) -> None:
+    def compile_blocks(self, **options: Any) -> None:
         """Compile the whole model in place: timm's families do not agree on what a block is."""
-        self.compile()  # type: ignore[attr-defined]
+        self.compile(**options)  # type: ignore[attr-defined]
 
     def attention_weights(self, x_BCHW: Tensor) -> list[Tensor]:
         """Not for timm models."""
@@ -160,7 +173,7 @@ def _patch_size(model: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-def _layer_ids(model: nn.Module) -> dict[str, int]:
+def _layer_ids(model: Any) -> dict[str, int]:
     from timm.models import group_parameters
 
     if not hasattr(model, "group_matcher"):
@@ -196,7 +209,7 @@ def _check_input(timm_name: str, options: dict[str, Any], size: tuple[int, int] 
     import timm
 
     with torch.device("meta"), torch.no_grad():
-        model = timm.create_model(timm_name, **options).eval()
+        model: Any = timm.create_model(timm_name, **options).eval()
         size = size or tuple(model.pretrained_cfg["input_size"][1:])
         channels = options.get("in_chans", 3)
         try:

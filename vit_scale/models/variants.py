@@ -96,16 +96,14 @@ _SIZES: dict[str, dict[str, int | float]] = {
 }
 
 # The rest of the plain grid (such as vit_small_patch14_224) is the same class in timm, but has no name there.
-_PLAIN_IN_TIMM = frozenset(
-    f"vit_{name}"
-    for name in (
-        "tiny_patch16_224 tiny_patch16_384 "
-        "small_patch8_224 small_patch16_224 small_patch32_224 small_patch16_384 small_patch32_384 "
-        "base_patch8_224 base_patch16_224 base_patch32_224 base_patch16_384 base_patch32_384 "
-        "large_patch14_224 large_patch16_224 large_patch32_224 large_patch16_384 large_patch32_384 "
-        "huge_patch14_224 giant_patch14_224"
-    ).split()
-)
+_PLAIN_IN_TIMM: dict[str, set[tuple[int, int]]] = {
+    "tiny": {(16, 224), (16, 384)},
+    "small": {(8, 224), (16, 224), (32, 224), (16, 384), (32, 384)},
+    "base": {(8, 224), (16, 224), (32, 224), (16, 384), (32, 384)},
+    "large": {(14, 224), (16, 224), (32, 224), (16, 384), (32, 384)},
+    "huge": {(14, 224)},
+    "giant": {(14, 224)},
+}
 
 
 def _variant(size: str, patch: int, pixels: int, **changes: object) -> Variant:
@@ -116,10 +114,10 @@ def _variant(size: str, patch: int, pixels: int, **changes: object) -> Variant:
 def _plain() -> dict[str, Variant]:
     """Ti, S, B, L, H, g at every patch of 8, 14, 16, 32 that divides 224 or 384 pixels."""
     table = {}
-    for size in ("tiny", "small", "base", "large", "huge", "giant"):
+    for size, in_timm in _PLAIN_IN_TIMM.items():
         for patch, pixels in ((8, 224), (14, 224), (16, 224), (32, 224), (8, 384), (16, 384), (32, 384)):
             name = f"vit_{size}_patch{patch}_{pixels}"
-            timm_name = name if name in _PLAIN_IN_TIMM else None
+            timm_name = name if (patch, pixels) in in_timm else None
             # timm's weights under this one name are DINO's, which saw ImageNet's statistics.
             normalization = "imagenet" if name == "vit_small_patch8_224" else "inception"
             table[name] = _variant(size, patch, pixels, timm_name=timm_name, normalization=normalization)
@@ -138,8 +136,8 @@ def _deit() -> dict[str, Variant]:
 
 def _deit3() -> dict[str, Variant]:
     """DeiT III: LayerScale, and no position embedding for the class token."""
-    shapes = (("small", 16, 224), ("small", 16, 384), ("medium", 16, 224), ("base", 16, 224), ("base", 16, 384))
-    shapes += (("large", 16, 224), ("large", 16, 384), ("huge", 14, 224))
+    shapes = [("small", 16, 224), ("small", 16, 384), ("medium", 16, 224), ("base", 16, 224), ("base", 16, 384)]
+    shapes += [("large", 16, 224), ("large", 16, 384), ("huge", 14, 224)]
     table = {}
     for size, patch, pixels in shapes:
         name = f"deit3_{size}_patch{patch}_{pixels}"

@@ -5,7 +5,7 @@ Prefix tokens stand in front of the patches: class, distillation, registers.
 """
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,8 @@ from vit_scale.models.attention import NORM_EPS, Backend
 from vit_scale.models.block import Block
 from vit_scale.models.drop_path import drop_path_rates
 from vit_scale.models.init import Init, init_weights, is_token_or_position
-from vit_scale.models.patch_embed import PatchEmbed
 from vit_scale.models.patch_dropout import drop_patches
+from vit_scale.models.patch_embed import PatchEmbed
 from vit_scale.models.pooling import pool_tokens
 from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding, RowColumnEmbedding, sincos_2d
 from vit_scale.models.variants import Variant
@@ -120,7 +120,9 @@ class VisionTransformer(nn.Module):
                 found[index] = self.norm(x_BND) if norm else x_BND
         prefix = self.num_prefix_tokens
         patches = [self._as_map(found[i][:, prefix:]) if as_maps else found[i][:, prefix:] for i in wanted]
-        return list(zip(patches, [found[i][:, :prefix] for i in wanted])) if return_prefix_tokens else patches
+        if return_prefix_tokens:
+            return [(patch, found[i][:, :prefix]) for patch, i in zip(patches, wanted, strict=True)]
+        return patches
 
     def attention_weights(self, x_BCHW: Tensor) -> list[Tensor]:
         """The attention weights of every block, each [B, heads, N, N], as in evaluation; rows sum to one."""
@@ -130,6 +132,7 @@ class VisionTransformer(nn.Module):
             weights = []
             x_BND, _ = self._embed(x_BCHW)
             for block in self.blocks:
+                assert isinstance(block, Block)
                 weights.append(block.attn.weights(block.norm1(x_BND)))
                 x_BND = block(x_BND)
             return weights
@@ -160,13 +163,15 @@ class VisionTransformer(nn.Module):
         """Recompute activations in the backward pass: never, of every second block, of every block."""
         self.activation_checkpointing = mode
 
-    def compile_blocks(self) -> None:
-        """Compile each block in place: parameter names stay as they are.
+    def compile_blocks(self, **options: Any) -> None:
+        """Compile each block in place, with options of torch.compile; parameter names stay as they are.
 
-        Blocks differ in their stochastic depth, so each is given a cache of compiled code of its own.
+        Equal blocks share their compiled code. Blocks of different drop rates cannot, and together would exceed
+        torch's limit on recompilation, so each then has a cache of its own.
         """
+        different = len({block.drop_path1.rate for block in self.blocks if isinstance(block, Block)}) > 1
         for block in self.blocks:
-            block.compile(isolate_recompiles=True)
+            block.compile(isolate_recompiles=different, **options)
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
@@ -188,20 +193,21 @@ class VisionTransformer(nn.Module):
     def _embed(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor | None]:
         """Tokens with their positions, and the indices of those that patch dropout left."""
         x_BGD = self.patch_embed(x_BCHW)
-        tokens = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
-        prefix_1PD = torch.cat(tokens, dim=1) if tokens else None
+        prefix_1PD = self._prefix_tokens()
         pos = self.pos_embed() if isinstance(self.pos_embed, RowColumnEmbedding) else self.pos_embed
         if pos is not None:
-            x_BGD = x_BGD + pos[:, -x_BGD.shape[1] :]
-            if prefix_1PD is not None and pos.shape[1] > x_BGD.shape[1]:
-                prefix_1PD = prefix_1PD + pos[:, : self.num_prefix_tokens]
-        x_BND = x_BGD
-        if prefix_1PD is not None:
-            x_BND = torch.cat([prefix_1PD.expand(x_BGD.shape[0], -1, -1), x_BGD], dim=1)
-        x_BND = self.pos_drop(x_BND)
+            patches = x_BGD.shape[1]
+            x_BGD = x_BGD + pos[:, -patches:]
+            if pos.shape[1] > patches:
+                prefix_1PD = prefix_1PD + pos[:, :-patches]
+        x_BND = self.pos_drop(torch.cat([prefix_1PD.expand(x_BGD.shape[0], -1, -1), x_BGD], dim=1))
         if self.training and self.patch_dropout:
             return drop_patches(x_BND, self.patch_dropout, self.num_prefix_tokens)
-        return x_BND.contiguous(), None
+        return x_BND, None
+
+    def _prefix_tokens(self) -> Tensor:
+        tokens = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
+        return torch.cat([*tokens], dim=1) if tokens else self.patch_embed.proj.weight.new_zeros(1, 0, self.embed_dim)
 
     def _run(self, index: int, block: nn.Module, x_BND: Tensor, keep_BN: Tensor | None) -> Tensor:
         mode = self.activation_checkpointing
@@ -220,7 +226,7 @@ class VisionTransformer(nn.Module):
         return (logits + distilled_logits) / 2
 
     def _as_map(self, x_BGD: Tensor) -> Tensor:
-        return x_BGD.transpose(1, 2).unflatten(2, self.variant.grid).contiguous()
+        return x_BGD.transpose(1, 2).reshape(x_BGD.shape[0], -1, *self.variant.grid)
 
 
 def _attention_position(variant: Variant) -> RotaryEmbedding | RelativeBias | None:

@@ -1,28 +1,28 @@
-"""Weights in and out of timm's format: read them safely, resample what depends on the image, say what happened.
-
-Files are data: safetensors, or torch's format through `weights_only=True`; a pickle that would run code is refused.
-"""
+"""Load weights into a model of another resolution, patch size or number of classes, and say what became of them."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vit_scale.errors import UserError
-from vit_scale.models.resample import resample_channels, resample_patch_kernel, resample_pos_embed, resample_relative_bias
-from vit_scale.models.variants import TIMM_PREFIX, check_model_name
+from vit_scale.models.read_weights import StateDict, read_weights
+from vit_scale.models.resample import (
+    Grid,
+    resample_channels,
+    resample_line,
+    resample_patch_kernel,
+    resample_positions,
+    resample_relative_bias,
+    source_grid,
+)
 
-StateDict = dict[str, Tensor]
-RUN_FILES = ("model_ema.safetensors", "model.safetensors")
-TORCH_SUFFIXES = (".pth", ".pt", ".bin")
+_TOKENS = ("cls_token", "dist_token", "reg_token")
+_RELATIVE = "rel_pos.relative_position_bias_table"
 
 
 @dataclasses.dataclass
@@ -31,12 +31,13 @@ class WeightsReport:
 
     source: str
     kept: list[str] = dataclasses.field(default_factory=list)
+    """Taken as they are."""
     resized: dict[str, str] = dataclasses.field(default_factory=dict)
-    """In the model at another size: name to what was done."""
-    skipped: dict[str, str] = dataclasses.field(default_factory=dict)
-    """In the file but not used: name to the reason."""
+    """Taken, but fitted: name to what was done."""
     initialised: dict[str, str] = dataclasses.field(default_factory=dict)
-    """In the model but not taken from the file, so left as initialised: name to the reason."""
+    """In the model but not taken from the weights: name to the reason."""
+    skipped: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Among the weights but not in the model: name to the reason."""
 
     def summary(self) -> str:
         """The account for a person to read."""
@@ -50,100 +51,23 @@ class WeightsReport:
         return "\n".join(lines)
 
 
-def load_weights(model: nn.Module, source: str | Path, *, grid: tuple[int, int] | None = None) -> WeightsReport:
+def load_weights(model: nn.Module, source: str | Path, *, grid: Grid | None = None) -> WeightsReport:
     """Load weights into a model and say what was kept, resized, skipped and left as initialised.
 
-    `source`: a safetensors file, a torch file, a run's folder (the average if it has one), or `timm/<name>` from the
-    hub. Weights of another resolution, patch size, number of channels or number of classes are fitted; weights of
-    another width or depth are a UserError. `grid`: rows and columns of patches that the weights were trained on, for
-    the case that it is neither square nor of the model's proportions.
+    `source`: a safetensors or torch file, a run's folder (the average if it has one), or `timm/<name>` from the hub.
+    Weights of another resolution, patch size, number of channels or number of classes are fitted; those of another
+    width or depth are a UserError. `grid`: rows and columns of patches that the weights were made for, needed only
+    where it is neither square nor of the model's proportions.
     """
-    loaded = read_weights(source)
-    report = WeightsReport(source=str(source))
-    fitted = _fit(model, loaded, report, grid)
-    if not report.kept:
-        raise UserError(f"model.weights = {source}: not one tensor fits this model; were they made by another one?")
-    model.load_state_dict(fitted, strict=False)
-    return report
+    return fit_weights(model, read_weights(source), source=str(source), grid=grid)
 
 
-def read_weights(source: str | Path) -> StateDict:
-    """The tensors of a file, a run's folder or timm's hub, under timm's names."""
-    text = str(source)
-    if text.startswith(TIMM_PREFIX) and not Path(text).exists():
-        return _read_hub(text)
-    path = Path(source)
-    if path.is_dir():
-        path = _file_of_run(path)
-    if not path.is_file():
-        raise UserError(f"model.weights = {source}: there is no such file or folder.")
-    if path.suffix in TORCH_SUFFIXES:
-        return _rename(_read_torch(path))
-    try:
-        return _rename(load_file(path))
-    except SafetensorError as error:
-        raise UserError(f"model.weights = {source}: not a whole safetensors file ({error}).") from error
-
-
-def _file_of_run(folder: Path) -> Path:
-    for name in RUN_FILES:
-        if (folder / name).is_file():
-            return folder / name
-    raise UserError(f"model.weights = {folder}: the folder has neither {' nor '.join(RUN_FILES)}; has the run finished?")
-
-
-def _read_torch(path: Path) -> Mapping[str, Tensor]:
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        # torch names the forbidden object in a long text of advice; the advice (trust the file) is not ours.
-        raise UserError(
-            f"model.weights = {path}: torch refuses to read it as plain tensors, so it is damaged or would run code. "
-            "Convert it to safetensors where it was made."
-        ) from error
-    # Trainers nest the weights; the average comes first, as in a run's folder.
-    while isinstance(content, dict) and not any(isinstance(value, Tensor) for value in content.values()):
-        nested = [content[key] for key in ("model_ema", "state_dict_ema", "model", "state_dict") if key in content]
-        if not nested:
-            break
-        content = nested[0]
-    if not isinstance(content, dict) or not content:
-        raise UserError(f"model.weights = {path}: there are no named tensors in it.")
-    return {name: value for name, value in content.items() if isinstance(value, Tensor)}
-
-
-def _read_hub(source: str) -> StateDict:
-    check_model_name(source)
-    import timm
-
-    timm_name = source.removeprefix(TIMM_PREFIX)
-    try:
-        return timm.create_model(timm_name, pretrained=True).state_dict()
-    except Exception as error:
-        # Whatever timm, huggingface_hub, httpx or the file system raise, the remedy is the same.
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(
-            f"model.weights = {source}: could not get them from the hub ({type(error).__name__}: {reason[:150]}).\n"
-            "Go online, or download model.safetensors of that model elsewhere and give its path."
-        ) from error
-
-
-def _rename(weights: Mapping[str, Tensor]) -> StateDict:
-    """Take off what wrappers put in front of names (DDP, torch.compile, EMA), and DeiT III's own names for LayerScale."""
-    renamed = {}
-    for name, tensor in weights.items():
-        for prefix in ("module.", "_orig_mod.", "model."):
-            name = name.removeprefix(prefix)
-        name = name.replace("._orig_mod.", ".").replace(".gamma_1", ".ls1.gamma").replace(".gamma_2", ".ls2.gamma")
-        renamed[name] = tensor
-    return renamed
-
-
-def _fit(model: nn.Module, loaded: StateDict, report: WeightsReport, grid: Grid | None) -> StateDict:
-    """The tensors that go into the model; every other one is accounted for in the report."""
+def fit_weights(model: nn.Module, weights: StateDict, *, source: str, grid: Grid | None = None) -> WeightsReport:
+    """`load_weights` for tensors that are already in memory."""
+    report = WeightsReport(source=source)
     own = model.state_dict()
     fitted = {}
-    for name, tensor in _fit_to_image(model, loaded, report, grid).items():
+    for name, tensor in _fit_to_image(model, weights, report, grid).items():
         if name not in own:
             report.skipped[name] = "the model has no such tensor"
         elif tensor.shape == own[name].shape:
@@ -153,13 +77,19 @@ def _fit(model: nn.Module, loaded: StateDict, report: WeightsReport, grid: Grid 
         elif name.startswith(_heads(model)):
             report.initialised[name] = f"the weights have {len(tensor)} classes, the model {len(own[name])}"
         else:
-            raise UserError(
-                f"model.weights = {report.source}: {name} is {list(tensor.shape)}, in the model {list(own[name].shape)}. "
-                "These are weights of another architecture; choose the model.name they were made with."
-            )
-    for name in own.keys() - loaded.keys():
-        report.initialised[name] = "not among the weights"
-    return fitted
+            raise _another_architecture(source, name, tensor.shape, own[name].shape)
+    report.initialised |= {name: "not among the weights" for name in own if name not in weights}
+    if not report.kept:
+        raise UserError(f"model.weights = {source}: not one tensor fits the model; they were made by another one.")
+    model.load_state_dict(fitted, strict=False)
+    return report
+
+
+def _another_architecture(source: str, name: str, found: torch.Size, own: torch.Size) -> UserError:
+    return UserError(
+        f"model.weights = {source}: {name} is {list(found)}, but {list(own)} in the model. These are weights of "
+        "another architecture; choose the model.name that they were made with."
+    )
 
 
 def _heads(model: nn.Module) -> tuple[str, ...]:
@@ -169,27 +99,86 @@ def _heads(model: nn.Module) -> tuple[str, ...]:
     return tuple(f"{name}." for name in ((names,) if isinstance(names, str) else names))
 
 
-def _fit_to_image(model: nn.Module, loaded: StateDict, report: WeightsReport, grid: Grid | None) -> StateDict:
-    """Fit what depends on the image: position embeddings and the patch convolution."""
+def _first_convolution(model: nn.Module) -> str:
+    published: dict[str, Any] = getattr(model, "pretrained_cfg", {})
+    return f"{published.get('first_conv', 'patch_embed.proj')}.weight"
+
+
+def _fit_to_image(model: nn.Module, weights: StateDict, report: WeightsReport, grid: Grid | None) -> StateDict:
+    """The weights with positions and patch convolution fitted to the model's images."""
     own = model.state_dict()
-    loaded = _fit_pos_embed(model, loaded, report, grid)
-    for name, tensor in loaded.items():
+    fitted = dict(weights)
+    for name, tensor in weights.items():
         if name not in own or tensor.shape == own[name].shape:
             continue
         shape = own[name].shape
-        if name == _first_conv(model):
-            loaded[name] = _fit_patch_kernel(tensor, shape)
+        if name == _first_convolution(model):
+            fitted[name] = _fit_kernel(tensor, shape)
+        elif name == "pos_embed":
+            fitted |= _fit_pos_embed(model, weights, report, grid)
         elif name in ("pos_embed.row", "pos_embed.column"):
-            loaded[name] = resample_line(tensor, shape[1])
-        elif name.endswith("rel_pos.relative_position_bias_table"):
-            loaded[name] = _fit_relative_bias(tensor, model_grid(model), len(shape) and shape[0], grid)
+            fitted[name] = resample_line(tensor, shape[1])
+        elif name.endswith(_RELATIVE):
+            fitted[name] = resample_relative_bias(tensor, len(own[name]), _grid(model), grid)
         else:
             continue
         report.resized[name] = f"{list(tensor.shape)} to {list(shape)}"
-    return loaded
+    return fitted
 
 
-def _fit_patch_kernel(kernel: Tensor, shape: torch.Size) -> Tensor:
+def _fit_kernel(kernel: Tensor, shape: torch.Size) -> Tensor:
     if kernel.shape[1] != shape[1]:
         kernel = resample_channels(kernel, shape[1])
     return kernel if kernel.shape[2:] == shape[2:] else resample_patch_kernel(kernel, (shape[2], shape[3]))
+
+
+def _grid(model: nn.Module) -> Grid:
+    """Rows and columns of patches; our models and timm's have both attributes."""
+    (height, width), (patch_height, patch_width) = model.img_size, model.patch_size  # type: ignore[misc]
+    return height // patch_height, width // patch_width
+
+
+def _fit_pos_embed(model: nn.Module, weights: StateDict, report: WeightsReport, grid: Grid | None) -> StateDict:
+    """Patch positions resampled, those of prefix tokens kept apart; a token whose position has no place takes it in."""
+    pos, new_grid = weights["pos_embed"], _grid(model)
+    own = model.state_dict()["pos_embed"]
+    if pos.shape[-1] != own.shape[-1]:
+        raise _another_architecture(report.source, "pos_embed", pos.shape, own.shape)
+    old_prefix, old_grid = _old_layout(pos.shape[1], weights, new_grid, grid, report.source)
+    new_prefix = own.shape[1] - new_grid[0] * new_grid[1]
+    prefix = own[:, :new_prefix].clone()
+    shared = min(old_prefix, new_prefix)
+    prefix[:, :shared] = pos[:, :shared]
+    if not old_prefix:
+        prefix.zero_()  # These tokens had none, and go on as they were.
+    patches = resample_positions(pos[:, old_prefix:], old_grid, new_grid)
+    fitted = {"pos_embed": torch.cat([prefix, patches.to(prefix.dtype)], dim=1)}
+    if old_prefix and not new_prefix:
+        fitted |= _fold_into_tokens(pos[:, :old_prefix], weights, report)
+    return fitted
+
+
+def _fold_into_tokens(prefix_1PD: Tensor, weights: StateDict, report: WeightsReport) -> StateDict:
+    folded, start = {}, 0
+    for name in (token for token in _TOKENS if token in weights):
+        length = weights[name].shape[1]
+        folded[name] = weights[name] + prefix_1PD[:, start : start + length]
+        report.resized[name] = "its position embedding added to it, since the model has none for it"
+        start += length
+    return folded
+
+
+def _old_layout(length: int, weights: StateDict, new: Grid, grid: Grid | None, source: str) -> tuple[int, Grid]:
+    """How many prefix tokens have a position (all or none), and the grid of the others."""
+    tokens = sum(weights[name].shape[1] for name in _TOKENS if name in weights)
+    for prefix in (tokens, 0):
+        patches = length - prefix
+        if grid is not None and grid[0] * grid[1] == patches:
+            return prefix, grid
+        found = new if patches == new[0] * new[1] else source_grid(patches, new)
+        if grid is None and found is not None:
+            return prefix, found
+    raise UserError(
+        f"model.weights = {source}: cannot tell the grid of patches from {length} position embeddings; "
+        "pass `grid=(rows, columns)` to load_weights."
+    )

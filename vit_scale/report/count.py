@@ -1,41 +1,39 @@
-"""Parameters and multiply-accumulates of a model, for one image, and what a training step spends.
+"""Parameters and multiply-accumulates (MACs) of a model, for one image, and what a training step spends on it.
 
 Three conventions are in print for the cost of a forward pass; all of them are called "FLOPs" somewhere:
 
 - MACs of matrix products and convolutions: torchvision's tables, most papers ("17.6 GFLOPs" for ViT-B/16);
 - the same plus 5 operations for each LayerNorm element: timm's csv files;
-- 2 x MACs, multiplications and additions apart: torch's FlopCounterMode, open_clip. MFU is counted so.
+- 2 x MACs, multiplications and additions apart: torch's FlopCounterMode, open_clip; also what MFU is counted in.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, prod
 from typing import Literal
 
 from torch import nn
 
 from vit_scale.models.drop_path import drop_path_rates
 from vit_scale.models.variants import Variant
-from vit_scale.report.counter import Trace, trace
-from vit_scale.report.meta import meta_twin, unwrap
-from vit_scale.report.parts import MAC_PARTS, params_by_part
-
-Checkpointing = Literal["none", "selective", "full"]
+from vit_scale.models.vit import VisionTransformer
+from vit_scale.report.closed_form import (
+    Checkpointing,
+    block_macs,
+    computed_share,
+    head_macs,
+    last_product,
+    macs_by_part,
+    norm_elements,
+    recomputed_blocks,
+    training_tokens,
+)
+from vit_scale.report.counter import trace
+from vit_scale.report.meta import twin, unwrap
+from vit_scale.report.parts import params_by_part
 
 CLOSED_FORM = "closed form"
-META_TRACE = "traced on meta"
-
-
-@dataclass(frozen=True)
-class BlockShape:
-    """What training cost depends on besides MACs; only plain ViTs have it."""
-
-    depth: int
-    patches: int
-    prefix_tokens: int
-    skips_dropped_paths: bool
-    """Stochastic depth can leave out the computation (ours), not only its result (timm's)."""
+TRACED = "traced on the meta device"
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,11 @@ class ModelCount:
     params_by_part: dict[str, int]
     macs_by_part: dict[str, int]
     norm_elements: int
+    """Elements that go through a LayerNorm."""
     method: str
-    blocks: BlockShape | None = None
+    """How the MACs were counted: CLOSED_FORM or TRACED."""
+    variant: Variant | None = None
+    """The shape of the model where it is one of ours."""
 
     @property
     def params(self) -> int:
@@ -83,7 +84,7 @@ class ModelCount:
 
     @property
     def nominal_train_flops_per_image(self) -> int:
-        """Forward and backward pass by convention: 3 x forward. MFU is counted with this one."""
+        """Forward and backward pass by convention: 3 x forward."""
         return 3 * self.flops
 
     def train_flops_per_image(
@@ -96,37 +97,42 @@ class ModelCount:
         drop_path_mode: Literal["skip", "mask"] = "skip",
         batch: int | None = None,
     ) -> int:
-        """What a training step really spends on an image, on average.
+        """FLOPs that a training step really spends on an image, on average.
 
-        `batch` is the number of images in a forward pass: `skip` computes whole samples, so small batches save a
-        little less. Models that are not plain ViTs spend the nominal cost, recomputation aside.
+        `batch`, the images of a forward pass, matters to `skip` alone: it computes whole images, so that small
+        batches save a little less. timm's models neither skip nor are they followed through patch dropout: for them
+        this is 3 x forward, and 4 x the blocks under checkpointing.
         """
-        parts = self._without_dropped_patches(patch_dropout)
-        branches = parts["attention_projections"] + parts["attention_products"] + parts["mlp"] + parts["other"]
-        rest = sum(parts.values()) - branches
-        skips = self.blocks is not None and self.blocks.skips_dropped_paths and drop_path_mode == "skip"
-        if self.blocks is not None and skips:
-            rates = drop_path_rates(drop_path, self.blocks.depth, drop_path_schedule)
-            branches = round(branches * sum(_computed_share(rate, batch) for rate in rates) / len(rates))
-        recomputed = {"none": 0, "selective": branches // 2, "full": branches}[activation_checkpointing]
-        return 2 * (3 * (branches + rest) + recomputed)
-
-    def _without_dropped_patches(self, patch_dropout: float) -> dict[str, int]:
-        parts = {part: self.macs_by_part.get(part, 0) for part in MAC_PARTS}
-        if self.blocks is None or patch_dropout == 0:
-            return parts
-        tokens = self.blocks.patches + self.blocks.prefix_tokens
-        kept = kept_patches(self.blocks.patches, patch_dropout) + self.blocks.prefix_tokens
-        for part in ("attention_projections", "mlp"):
-            parts[part] = parts[part] * kept // tokens
-        parts["attention_products"] = parts["attention_products"] * kept**2 // tokens**2
-        return parts
+        patch, head = self.macs_by_part.get("patch", 0), self.macs_by_part.get("head", 0)
+        if self.variant is None:
+            recomputed = 0 if activation_checkpointing == "none" else self.macs - patch - head
+            return 2 * (3 * self.macs + recomputed)
+        tokens = training_tokens(self.variant, patch_dropout)
+        block = sum(block_macs(self.variant, tokens).values())
+        # Nothing is differentiated with respect to the image, so the patch embedding costs 2 x its forward pass.
+        total: float = 2 * patch + 3 * head_macs(self.variant, tokens)
+        rates = drop_path_rates(drop_path, self.variant.depth, drop_path_schedule)
+        recomputes = recomputed_blocks(self.variant.depth, activation_checkpointing)
+        for rate, recompute in zip(rates, recomputes, strict=True):
+            share = computed_share(rate, drop_path_mode, batch)
+            total += 3 * share * block
+            if recompute:
+                total += share * block - (last_product(self.variant, tokens) if rate == 0 else 0)
+        return round(2 * total)
 
 
-def kept_patches(patches: int, patch_dropout: float) -> int:
-    """Patch tokens that stay in training."""
-    return max(1, int(patches * (1 - patch_dropout)))
+def count_model(model: nn.Module, img_size: tuple[int, int] | None = None, in_chans: int | None = None) -> ModelCount:
+    """Count a model, live or on the meta device; it is only read, and nothing runs on its weights.
 
-
-def _computed_share(rate: float, batch: int | None) -> float:
-    return 1 - rate if batch is None else max(1, ceil(batch * (1 - rate) - 1e-9)) / batch
+    Our own models are counted by closed form. Others are followed through one forward pass on the meta device, for
+    which `img_size` and `in_chans` are by default those the model was made for.
+    """
+    model = unwrap(model)
+    params = params_by_part(model)
+    if isinstance(model, VisionTransformer):
+        variant = model.variant
+        return ModelCount(params, macs_by_part(variant), norm_elements(variant), CLOSED_FORM, variant)
+    size: tuple[int, int] = img_size or model.img_size  # type: ignore[assignment]
+    channels: int = in_chans or model.in_chans  # type: ignore[assignment]
+    followed = trace(twin(model), size, channels)
+    return ModelCount(params, dict(followed.macs), followed.norm_elements, TRACED)

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from vit_scale.report.parts import head_names, part_of_name
+from vit_scale.report.parts import MAC_PARTS, head_names, part_of_name
 
 Shape = tuple[int, ...]
 
@@ -44,26 +45,45 @@ def trace(model: nn.Module, img_size: tuple[int, int], in_chans: int) -> Trace:
     return result
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts every operation, and computes the shapes of each kind only once.
+
+    On the meta device a result follows from the shapes of the arguments, and torch takes its time to say so. The
+    blocks of a transformer are alike, so all but the first are answered from memory.
+    """
+
     def __init__(self, result: Trace, stack: list[str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._result, self._stack = result, stack
+        self._known: dict[Any, tuple[Any, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
         operation = func.overloadpacket
         if operation is torch.ops.aten.native_layer_norm:
             self._result.norm_elements += math.prod(args[0].shape)
-        elif flops := flop_registry.get(operation):
-            self._result.macs[self._part(operation.__name__)] += flops(*args, **kwargs, out_val=out) // 2
+        if any(value.alias_info for value in (*func._schema.arguments, *func._schema.returns)):
+            return func(*args, **kwargs)  # a view, or in place: quick, and the result is bound to the argument
+        key = (func, *(_metadata(leaf) for leaf in tree_leaves((args, kwargs))))
+        if key not in self._known:
+            out = func(*args, **kwargs)
+            flops = flop_registry.get(operation)
+            self._known[key] = out, flops(*args, **kwargs, out_val=out) // 2 if flops else 0
+        out, macs = self._known[key]
+        if macs:
+            self._result.macs[self._part(operation.__name__)] += macs
         return out
 
     def _part(self, operation: str) -> str:
         if operation in ("bmm", "baddbmm") or "scaled_dot_product" in operation:
             return "attention_products"
         part = self._stack[-1]
-        return {"attention": "attention_projections"}.get(part, part)
+        part = "attention_projections" if part == "attention" else part
+        return part if part in MAC_PARTS else "other"
+
+
+def _metadata(leaf: Any) -> Any:
+    return (leaf.shape, leaf.stride(), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
 
 
 @contextmanager

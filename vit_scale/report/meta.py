@@ -9,17 +9,23 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
-_FILLS = {"copy_", "normal_", "uniform_", "fill_", "zero_", "erfinv_", "mul_", "add_", "clamp_"}
+# Of tensors and, under the same names, of torch.nn.init.
+_FILLS = {"copy_", "normal_", "uniform_", "fill_", "zero_", "erfinv_", "mul_", "add_", "clamp_", "constant_"}
+_FILLS |= {"kaiming_uniform_"}
 
 
-class _SkipInit(TorchDispatchMode):
+class _SkipInit(TorchFunctionMode):
     """Filling a meta tensor changes nothing, yet takes most of the time of building a model there."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        fills = func.overloadpacket.__name__ in _FILLS and args[0].is_meta
-        return args[0] if fills else func(*args, **(kwargs or {}))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in _FILLS:
+            target = args[0] if args else kwargs["tensor"]
+            if target.is_meta:
+                return target
+        return func(*args, **kwargs)
 
 
 @contextmanager

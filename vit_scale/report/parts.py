@@ -6,6 +6,8 @@ import re
 
 from torch import nn
 
+from vit_scale.report.meta import whole_shape
+
 PARAM_PARTS = ("patch", "tokens", "position", "attention", "mlp", "norms", "layer_scale", "head", "other")
 MAC_PARTS = ("patch", "attention_projections", "attention_products", "mlp", "head", "other")
 
@@ -42,8 +44,6 @@ def head_names(model: nn.Module) -> tuple[str, ...]:
 
 def params_by_part(model: nn.Module) -> dict[str, int]:
     """Number of parameters in each of PARAM_PARTS."""
-    from vit_scale.report.meta import whole_shape
-
     heads, modules = head_names(model), dict(model.named_modules())
     counts = dict.fromkeys(PARAM_PARTS, 0)
     for name, parameter in model.named_parameters():

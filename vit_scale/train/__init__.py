@@ -22,5 +22,12 @@ def run_recipe(config: Config, recipe: str) -> int:
     status = train(run)
     if status == 0:
         finish(run)
-    run.accelerator.end_training()
     return status
+
+
+def close_processes() -> None:
+    """Leave the process group, if there is one, so that no process warns of the others' end."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()

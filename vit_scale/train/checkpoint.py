@@ -1,8 +1,14 @@
-"""Checkpoints: whole or not there.
+"""Checkpoints: whole or not there, and readable by any number of processes under any strategy.
 
-A checkpoint is written to a temporary folder, described by a manifest with sizes and checksums, and renamed. Reading
-believes the manifest only. Tensors are safetensors and the rest is JSON, so a file from elsewhere is data, never code.
-Tensors are copied when `save` is called and written by a thread, so training does not wait for the disk.
+    checkpoints/step-00001000/
+      model.safetensors        weights and buffers, whole, in fp32, under timm's names
+      shard-00000.safetensors  pieces of the optimiser's state and of the EMA that process 0 owns, and so on
+      meta.json                step, best result, options of the run, versions, W&B id
+      manifest.json            size and checksum of each file
+
+Tensors are copied when `save` is called and written by a thread, so training does not wait for the disk. Each process
+writes its shard; the main process waits for all of them, writes the manifest and renames the folder. Reading believes
+the manifest only. Tensors are safetensors and the rest is JSON: a file from elsewhere is data, never code.
 """
 
 from __future__ import annotations
@@ -11,102 +17,57 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from vit_scale.errors import UserError
+from vit_scale.train.shards import Piece, Pieces
 from vit_scale.train.state import TrainState
 
 Tensors = dict[str, torch.Tensor]
+SECONDS_TO_WAIT_FOR_SHARDS = 600.0
 
 
-# ------------------------------------------------------------------------------------------------------- the snapshot
-
-
-def snapshot(state: TrainState) -> tuple[dict[str, Tensors], dict[str, Any]]:
-    """Copies of all tensors by file name, and the numbers, as they are now."""
-    tensors = {"model": _copy(state.model.state_dict())}
-    optimizer, numbers = _optimizer_state(state)
-    tensors["optimizer"] = _copy(optimizer)
-    if state.ema is not None:
-        tensors["ema"] = _copy(state.ema.shadow)
-    meta = {
-        "step": state.step,
-        "best_top1": state.best_top1,
-        "best_step": state.best_step,
-        "bad_steps": int(state.bad_steps.item()),
-        "optimizer_numbers": numbers,
-    }
-    return tensors, meta
-
-
-def restore(state: TrainState, folder: Path) -> dict[str, Any]:
-    """Put the checkpoint in `folder` into `state`; returns its meta.json."""
-    meta = json.loads((folder / "meta.json").read_text())
-    state.model.load_state_dict(load_file(folder / "model.safetensors"))
-    _load_optimizer_state(state, load_file(folder / "optimizer.safetensors"), meta["optimizer_numbers"])
-    if state.ema is not None:
-        state.ema.load(load_file(folder / "ema.safetensors"))
-    state.step, state.best_top1, state.best_step = meta["step"], meta["best_top1"], meta["best_step"]
-    state.bad_steps.fill_(meta["bad_steps"])
-    return meta
-
-
-def _copy(tensors: Tensors) -> Tensors:
-    return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-
-
-def _parameter_names(model: nn.Module) -> dict[torch.Tensor, str]:
-    return {p: name for name, p in model.named_parameters()}
-
-
-def _optimizer_state(state: TrainState) -> tuple[Tensors, dict[str, Any]]:
-    """The optimiser's state as `<parameter>/<key>`: by name, so that it fits any grouping of the parameters."""
-    tensors: Tensors = {}
-    numbers: dict[str, Any] = {}
-    names = _parameter_names(state.model)
-    for p, entries in state.optimizer.state.items():
-        for key, value in entries.items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"{names[p]}/{key}"] = value
-            elif value is not None:
-                numbers[f"{names[p]}/{key}"] = value
-    return tensors, numbers
-
-
-def _load_optimizer_state(state: TrainState, tensors: Tensors, numbers: dict[str, Any]) -> None:
-    params = dict(state.model.named_parameters())
-    for entry, value in [*tensors.items(), *numbers.items()]:
-        name, _, key = entry.rpartition("/")
-        p = params[name]
-        if isinstance(value, torch.Tensor):
-            value = value.to(p.device)
-        state.optimizer.state[p][key] = value
-
-
-# ---------------------------------------------------------------------------------------------------- the folder
+# ------------------------------------------------------------------------------------------------------------ saving
 
 
 class CheckpointFolder:
     """The `checkpoints/` of a run: saves in the background, keeps the newest few and the best."""
 
-    def __init__(self, run_folder: Path, keep: int) -> None:
+    def __init__(self, run_folder: Path, *, keep: int, rank: int, world: int, session: str) -> None:
+        """`session` is a word that all processes of this start share and no earlier start had."""
         self.path = run_folder / "checkpoints"
-        self.keep = keep
-        self.problem: str | None = None
+        self.keep, self.rank, self.world, self.session = keep, rank, world, session
+        self._problem: str | None = None
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
+        if rank == 0:
+            for leftover in self.path.glob(".partial-*"):
+                if not leftover.name.endswith(session):
+                    shutil.rmtree(leftover, ignore_errors=True)
 
-    def save(self, state: TrainState, extra: dict[str, Any]) -> None:
-        """Copy `state` now and write it in the background; a failure is kept in `problem` and stops nothing."""
+    def save(self, state: TrainState, meta: dict[str, Any]) -> None:
+        """Copy `state` now and write it in the background; all processes must call it.
+
+        A failure to write stops nothing; `problem()` tells of it.
+        """
         self.wait()
-        tensors, meta = snapshot(state)
-        self._writing = self._writer.submit(self._write, tensors, meta | extra)
+        weights = state.shards.state_dict()
+        files = {f"shard-{self.rank:05d}.safetensors": _shard(state)}
+        if self.rank == 0:
+            files["model.safetensors"] = (_copy(weights), {})
+        self._writing = self._writer.submit(self._write, state.step, state.best_step, files, numbers(state) | meta)
+
+    def problem(self) -> str | None:
+        """What went wrong with a save since the last call."""
+        problem, self._problem = self._problem, None
+        return problem
 
     def wait(self) -> None:
         """Return when what was being written is written, or has failed."""
@@ -114,63 +75,208 @@ class CheckpointFolder:
             return
         try:
             self._writing.result()
-        except OSError as error:
-            self.problem = f"checkpoint not saved: {error}; training goes on, earlier checkpoints are whole"
+        except Exception as error:  # noqa: BLE001 -- whatever it is, training goes on
+            self._problem = f"A checkpoint could not be saved: {error}. Training goes on; earlier checkpoints are whole."
         self._writing = None
 
     def close(self) -> None:
         self.wait()
         self._writer.shutdown()
 
-    def _write(self, tensors: dict[str, Tensors], meta: dict[str, Any]) -> None:
-        final = self.path / f"step-{meta['step']:08d}"
-        partial = self.path / f".partial-{meta['step']:08d}"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+    def _write(self, step: int, best: int, files: dict[str, tuple[Tensors, dict[str, str]]], meta: Any) -> None:
+        partial = self.path / f".partial-{step:08d}-{self.session}"
+        partial.mkdir(parents=True, exist_ok=True)
         try:
-            for name, group in tensors.items():
-                save_file(group, partial / f"{name}.safetensors")
-            (partial / "meta.json").write_text(json.dumps(meta, indent=1))
-            (partial / "manifest.json").write_text(json.dumps(_describe(partial), indent=1))
-            _to_disk(partial)
-            if final.exists():  # the same step saved again after a resume
-                shutil.rmtree(final)
-            os.rename(partial, final)
-        except OSError:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-        self._remove_old(meta["best_step"])
+            for name, (tensors, metadata) in files.items():
+                save_file(tensors, partial / name, metadata)
+            if self.rank == 0:
+                (partial / "meta.json").write_text(json.dumps(meta, indent=1, default=str))
+            mine = [*files, "meta.json"] if self.rank == 0 else list(files)
+            self._write_receipt(partial, {"files": {name: _describe(partial / name) for name in mine}})
+            if self.rank == 0:
+                self._commit(partial, step, best)
+        except Exception as error:
+            message = _explain(error, partial, files)
+            self._write_receipt(partial, {"error": message}, may_fail=True)
+            if self.rank == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise OSError(message) from error
 
-    def _remove_old(self, best_step: int) -> None:
-        best = f"step-{best_step:08d}"
+    def _write_receipt(self, partial: Path, receipt: dict[str, Any], may_fail: bool = False) -> None:
+        """Tell the main process, through the folder, that this process has done its part."""
+        try:
+            waiting = partial / f".receipt-{self.rank:05d}"
+            waiting.write_text(json.dumps(receipt))
+            waiting.rename(partial / f"receipt-{self.rank:05d}.json")
+        except OSError:
+            if not may_fail:
+                raise
+
+    def _commit(self, partial: Path, step: int, best: int) -> None:
+        files: dict[str, Any] = {}
+        deadline = time.monotonic() + SECONDS_TO_WAIT_FOR_SHARDS
+        for rank in range(self.world):
+            receipt = partial / f"receipt-{rank:05d}.json"
+            while not receipt.exists():
+                if time.monotonic() > deadline:
+                    raise OSError(f"process {rank} did not write its part; is {self.path} on a shared disk?")
+                time.sleep(0.02)
+            content = json.loads(receipt.read_text())
+            if "error" in content:
+                raise OSError(content["error"])
+            files |= content["files"]
+            receipt.unlink()
+        (partial / "manifest.json").write_text(json.dumps({"files": files}, indent=1))
+        _to_disk(partial / "manifest.json", partial)
+        final = self.path / f"step-{step:08d}"
+        if final.exists():  # the same step again after going back to an earlier checkpoint
+            shutil.rmtree(final)
+        partial.rename(final)
+        _to_disk(self.path)
+        self._remove_old(best)
+
+    def _remove_old(self, best: int) -> None:
         for old in list_checkpoints(self.path)[: -self.keep]:
-            if old.name != best:
+            if old.name != f"step-{best:08d}":
                 shutil.rmtree(old, ignore_errors=True)
 
 
-def _describe(folder: Path) -> dict[str, Any]:
-    files = sorted(p for p in folder.iterdir() if p.name != "manifest.json")
-    return {"files": {p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in files}}
+def numbers(state: TrainState) -> dict[str, Any]:
+    """The state that is not tensors."""
+    return {
+        "step": state.step,
+        "best_top1": state.best_top1,
+        "best_step": state.best_step,
+        "bad_steps": int(state.bad_steps.item()),
+    }
+
+
+def _shard(state: TrainState) -> tuple[Tensors, dict[str, str]]:
+    """Copies of what this process owns of optimiser and EMA, and where each piece starts."""
+    groups: dict[str, Pieces] = {
+        f"optimizer/{key}": pieces for key, pieces in state.shards.optimizer_tensors(owned=True).items()
+    }
+    if state.ema is not None:
+        groups["ema"] = state.ema.pieces()
+    pieces = {f"{group}/{name}": piece for group, found in groups.items() for name, piece in found.items()}
+    scalars = state.shards.optimizer_scalars()
+    tensors = {
+        f"scalar/{key}/{name}": value
+        for name, entries in scalars.items()
+        for key, value in entries.items()
+        if isinstance(value, torch.Tensor)
+    }
+    plain = {
+        name: {k: v for k, v in entries.items() if not isinstance(v, torch.Tensor)} for name, entries in scalars.items()
+    }
+    metadata = {
+        "starts": json.dumps({key: piece.start for key, piece in pieces.items()}),
+        "numbers": json.dumps(plain),
+    }
+    return _copy({key: piece.tensor for key, piece in pieces.items()} | tensors), metadata
+
+
+def _copy(tensors: Tensors) -> Tensors:
+    return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    _to_disk(path)
+    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _slow(file)
-
-
-def _slow(file: Any) -> str:  # Python 3.10
     digest = hashlib.sha256()
-    while chunk := file.read(1 << 20):
-        digest.update(chunk)
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
     return digest.hexdigest()
 
 
-def _to_disk(folder: Path) -> None:
+def _to_disk(*paths: Path) -> None:
     """A rename must not reach the disk before the bytes it names."""
-    for path in [*folder.iterdir(), folder]:
+    for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _explain(error: Exception, folder: Path, files: dict[str, tuple[Tensors, dict[str, str]]]) -> str:
+    """The error, with how much room is missing where that is the reason."""
+    needed = sum(t.numel() * t.element_size() for tensors, _ in files.values() for t in tensors.values())
+    written = sum(path.stat().st_size for path in folder.glob("*")) if folder.exists() else 0
+    free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
+    missing = needed - written - free
+    return f"{error} ({missing / 1e6:,.1f} MB are missing on the disk)" if missing > 0 else str(error)
+
+
+# ----------------------------------------------------------------------------------------------------------- reading
+
+
+def restore(state: TrainState, folder: Path) -> None:
+    """Put the checkpoint in `folder` into `state`; all processes must call it."""
+    meta = json.loads((folder / "meta.json").read_text())
+    weights = load_file(folder / "model.safetensors")
+    _fill_module(state, weights)
+    for name, piece in state.shards.weights(owned=False).items():
+        flat = weights[name].reshape(-1)
+        piece.tensor.copy_(flat[piece.start : piece.start + piece.tensor.numel()])
+    shards = _ShardReader(folder)
+    state.shards.make_optimizer_state(shards.optimizer_keys, shards.scalars)
+    for key, pieces in state.shards.optimizer_tensors(owned=False).items():
+        for name, piece in pieces.items():
+            shards.fill(f"optimizer/{key}/{name}", piece)
+    if state.ema is not None:
+        for name, piece in state.ema.pieces().items():
+            shards.fill(f"ema/{name}", piece)
+    state.shards.publish()
+    state.step, state.best_top1, state.best_step = meta["step"], meta["best_top1"], meta["best_step"]
+    state.bad_steps.fill_(meta["bad_steps"])
+
+
+def _fill_module(state: TrainState, weights: Tensors) -> None:
+    """What is not trained: buffers and frozen parameters."""
+    trained = {name for name, p in state.model.named_parameters() if p.requires_grad}
+    own = state.model.state_dict()
+    for name, value in weights.items():
+        if name not in trained and own[name].shape == value.shape:  # ZeRO-3 has cut up frozen ones
+            own[name].copy_(value)
+
+
+class _ShardReader:
+    """All shards of a checkpoint as one: any run of any flattened tensor, whoever wrote it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.scalars: dict[str, dict[str, Any]] = {}
+        self._where: dict[str, list[tuple[Any, int]]] = {}
+        for path in sorted(folder.glob("shard-*.safetensors")):
+            file = safe_open(path, framework="pt")
+            metadata = file.metadata()
+            for key, start in json.loads(metadata["starts"]).items():
+                self._where.setdefault(key, []).append((file, start))
+            for name, entries in json.loads(metadata["numbers"]).items():
+                self.scalars.setdefault(name, {}).update(entries)
+            for key in file.keys():
+                if key.startswith("scalar/"):
+                    _, entry, name = key.split("/")
+                    self.scalars.setdefault(name, {})[entry] = file.get_tensor(key)
+
+    @property
+    def optimizer_keys(self) -> list[str]:
+        return list(dict.fromkeys(key.split("/")[1] for key in self._where if key.startswith("optimizer/")))
+
+    def fill(self, key: str, piece: Piece) -> None:
+        """Copy into `piece` what the shards have of it."""
+        wanted, end = piece.start, piece.start + piece.tensor.numel()
+        for file, start in self._where.get(key, []):
+            stored = file.get_slice(key)
+            first, last = max(wanted, start), min(end, start + stored.get_shape()[0])
+            if first < last:
+                piece.tensor[first - wanted : last - wanted] = stored[first - start : last - start].to(
+                    piece.tensor.device
+                )
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -187,16 +293,18 @@ def what_is_wrong(checkpoint: Path) -> str | None:
     """None for a whole checkpoint, else what is wrong with it."""
     try:
         files = json.loads((checkpoint / "manifest.json").read_text())["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        entries = [(checkpoint / name, entry["bytes"], entry["sha256"]) for name, entry in files.items()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "it has no readable manifest"
-    for name, entry in files.items():
-        path = checkpoint / name
+    if not {"model.safetensors", "meta.json"} <= files.keys():
+        return "its manifest names no weights"
+    for path, size, checksum in entries:
         if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != entry["bytes"]:
-            return f"{name} has {path.stat().st_size:,} bytes instead of {entry['bytes']:,}"
-        if _sha256(path) != entry["sha256"]:
-            return f"{name} does not match its checksum"
+            return f"{path.name} is missing"
+        if path.stat().st_size != size:
+            return f"{path.name} has {path.stat().st_size:,} bytes instead of {size:,}"
+        if _sha256(path) != checksum:
+            return f"{path.name} does not match its checksum"
     return None
 
 
@@ -207,7 +315,7 @@ def newest_whole(run_folder: Path) -> tuple[Path | None, list[str]]:
         wrong = what_is_wrong(checkpoint)
         if wrong is None:
             return checkpoint, problems
-        problems.append(f"{checkpoint.name} is not used: {wrong}")
+        problems.append(f"{checkpoint.name} is not used: {wrong}. What was done after the one before is done again.")
     return None, problems
 
 

@@ -1,4 +1,4 @@
-"""The moving average of the weights."""
+"""The moving average of the weights, 1/processes of a copy on each process."""
 
 from __future__ import annotations
 
@@ -6,33 +6,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
 
 from vit_scale.train.schedule import ema_weight
+from vit_scale.train.shards import Piece, Pieces, Shards
 
 
 class Ema:
-    """A bias-corrected average of a model's parameters in fp32; buffers are used as they are.
+    """A bias-corrected average in fp32 of the pieces that this process owns.
 
     The weight of each update is a function of the step (`schedule.ema_weight`), so a resumed run needs the averaged
-    tensors and nothing else.
+    tensors and nothing else. Frozen parameters and buffers have no average; they are used as they are.
     """
 
-    def __init__(self, model: nn.Module, decay: float, warmup: bool) -> None:
+    def __init__(self, shards: Shards, decay: float, warmup: bool) -> None:
         self.decay, self.warmup = decay, warmup
-        self._params = dict(model.named_parameters())
-        self.shadow = {name: p.detach().float().clone() for name, p in self._params.items()}
+        self._shards = shards
+        self._owned = shards.weights(owned=True)
+        self._shadow = {name: piece.tensor.detach().float().clone() for name, piece in self._owned.items()}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Take in the weights after update `step`."""
-        weight = ema_weight(step, self.decay, self.warmup)
-        params = [p.detach().float() for p in self._params.values()]
-        torch._foreach_lerp_(list(self.shadow.values()), params, weight)
+        weights = [piece.tensor.float() for piece in self._owned.values()]
+        torch._foreach_lerp_(list(self._shadow.values()), weights, ema_weight(step, self.decay, self.warmup))
+
+    def pieces(self) -> Pieces:
+        """The averaged pieces; writing to them changes the average."""
+        return {name: Piece(self._shadow[name], piece.start) for name, piece in self._owned.items()}
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Within this context the model has the averaged weights; storage is swapped, nothing is copied."""
+        """Within this context the model has the averaged weights; all processes must enter it."""
         self._swap()
         try:
             yield
@@ -41,10 +45,8 @@ class Ema:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for name, p in self._params.items():
-            p.data, self.shadow[name] = self.shadow[name], p.data
-
-    def load(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Continue from the averaged tensors of a checkpoint."""
-        for name, shadow in self.shadow.items():
-            shadow.copy_(tensors[name])
+        for name, piece in self._owned.items():
+            raw = piece.tensor.clone()
+            piece.tensor.copy_(self._shadow[name])
+            self._shadow[name].copy_(raw)
+        self._shards.publish()

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import shlex
 import time
+from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
 from vit_scale.train.run import Run
 from vit_scale.train.screen import duration, percent
+from vit_scale.train.shards import gather
 
 
 def finish(run: Run) -> None:
-    """Write the final weights and the summary, and show it."""
+    """Write the final weights and the summary, and show it; all processes take part."""
     run.screen.stop()
+    files = save_weights(run)
     run.checkpoints.close()
+    if problem := run.checkpoints.problem():
+        run.screen.say(problem)
     if run.record is None:
         return
-    files = save_weights(run)
     seconds = time.perf_counter() - run.started
     summary = run.record.summary
     sync = run.record.close(finished=True, seconds=round(seconds, 1))
@@ -31,17 +35,20 @@ def finish(run: Run) -> None:
 
 def save_weights(run: Run) -> list[str]:
     """model.safetensors and, with EMA, model_ema.safetensors; returns their paths."""
-    state = {name: t.detach().cpu().contiguous() for name, t in run.state.model.state_dict().items()}
-    paths = [run.folder / "model.safetensors"]
-    _write(state, paths[0])
-    if run.state.ema is not None:
-        paths.append(run.folder / "model_ema.safetensors")
-        averaged = {name: t.detach().cpu().contiguous() for name, t in run.state.ema.shadow.items()}
-        _write(state | averaged, paths[1])
-    return [str(path) for path in paths]
+    state = run.state
+    weights = state.shards.state_dict()
+    sets = {"model.safetensors": weights}
+    if state.ema is not None:
+        pieces = state.ema.pieces()
+        shapes = {name: weights[name].shape for name in state.shards.params}
+        sets["model_ema.safetensors"] = weights | gather(pieces, shapes, run.device)
+    for name, tensors in sets.items():
+        if run.accelerator.is_main_process:
+            _write({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, run.folder / name)
+    return [str(run.folder / name) for name in sets]
 
 
-def _write(tensors: dict[str, torch.Tensor], path) -> None:  # type: ignore[no-untyped-def]
+def _write(tensors: dict[str, torch.Tensor], path: Path) -> None:
     partial = path.with_suffix(".partial")
     save_file(tensors, partial)
     partial.replace(path)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from vit_scale.data.loading import Batch
 from vit_scale.errors import UserError
+from vit_scale.recipe import to_tree
 from vit_scale.train.evaluate import evaluate
 from vit_scale.train.interrupt import EXIT_STATUS, Interrupt
 from vit_scale.train.loss import classification_loss
@@ -179,12 +180,12 @@ def evaluate_now(run: Run, meter: Meter) -> bool:
 
 
 def save(run: Run) -> None:
-    """Write a checkpoint in the background."""
-    if run.accelerator.is_main_process:
-        run.checkpoints.save(run.state, {"class_names": list(run.data.class_names)})
-        if run.checkpoints.problem:
-            run.screen.say(run.checkpoints.problem)
-            run.checkpoints.problem = None
+    """Write a checkpoint in the background; all processes take part."""
+    summary = run.record.summary if run.record is not None else {}
+    meta = {key: summary.get(key) for key in ("versions", "git_commit", "wandb_id", "class_names")}
+    run.checkpoints.save(run.state, meta | {"config": to_tree(run.config), "processes": run.plan.processes})
+    if problem := run.checkpoints.problem():
+        run.screen.say(problem)
 
 
 def stop_early(run: Run, signal) -> int:  # type: ignore[no-untyped-def]

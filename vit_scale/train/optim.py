@@ -32,7 +32,7 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
 def _lr_scale(model: nn.Module, name: str, layer_decay: float) -> float:
     if layer_decay == 1.0:
         return 1.0
-    return layer_decay ** (model.num_layers - model.layer_id(name))  # type: ignore[operator]
+    return layer_decay ** (model.num_layers - 1 - model.layer_id(name))  # type: ignore[operator]
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from vit_scale.train.optim import build_optimizer, check_optimizer_name
 from vit_scale.train.plan import Plan, learning_rate, make_plan
 from vit_scale.train.schedule import LearningRate
 from vit_scale.train.screen import Screen
+from vit_scale.train.shards import make_shards
 from vit_scale.train.state import TrainState
 from vit_scale.train.strategy import make_accelerator, on_main, resolve_strategy, world_size
 from vit_scale.train.tracking import Record
@@ -110,7 +113,8 @@ def build_run(config: Config, recipe: str) -> Run:
     mean, std = resolve_normalization(config.data, config.model.name, data.in_chans)
     accelerator = make_accelerator(config, plan, strategy, precision)
     folder, found, notes = on_main(lambda: _open_folder(config, recipe, plan))
-    state = _build_state(config, model, accelerator)
+    session = on_main(lambda: secrets.token_hex(4))
+    state = _build_state(config, model, accelerator, strategy)
     if found:
         checkpoint.restore(state, found)
     screen = Screen(enabled=accelerator.is_main_process, steps=plan.steps)
@@ -129,7 +133,13 @@ def build_run(config: Config, recipe: str) -> Run:
         normalize=Normalize(mean, std).to(accelerator.device),
         mixing=_build_mixing(config, plan, model),
         workers=choose_workers(config.data, _processes_here(plan), data.train),
-        checkpoints=checkpoint.CheckpointFolder(folder, config.run.keep),
+        checkpoints=checkpoint.CheckpointFolder(
+            folder,
+            keep=config.run.keep,
+            rank=accelerator.process_index,
+            world=accelerator.num_processes,
+            session=session,
+        ),
         screen=screen,
         record=_open_record(config, folder, state, description, screen) if accelerator.is_main_process else None,
         description=description,
@@ -174,15 +184,16 @@ class RunFinished(Exception):
     """There is nothing left to do in the folder that was asked for; not an error."""
 
 
-def _build_state(config: Config, model: nn.Module, accelerator: Accelerator) -> TrainState:
+def _build_state(config: Config, model: nn.Module, accelerator: Accelerator, strategy: str) -> TrainState:
     optimizer = build_optimizer(model.to(accelerator.device), config.optim)
     if config.parallel.compile:
         model.compile_blocks()  # type: ignore[operator]
     model.set_activation_checkpointing(config.parallel.activation_checkpointing)  # type: ignore[operator]
     wrapped, optimizer = wrap(model, optimizer, accelerator)
-    ema = Ema(model, config.ema.decay, config.ema.warmup) if config.ema.decay else None
+    shards = make_shards(model, wrapped, optimizer, strategy)
+    ema = Ema(shards, config.ema.decay, config.ema.warmup) if config.ema.decay else None
     zeros = [torch.zeros((), device=accelerator.device) for _ in range(2)]
-    return TrainState(model, wrapped, optimizer, ema, bad_steps=zeros[0], bad_in_a_row=zeros[1])
+    return TrainState(model, wrapped, optimizer, shards, ema, bad_steps=zeros[0], bad_in_a_row=zeros[1])
 
 
 def wrap(
@@ -204,8 +215,6 @@ def _build_mixing(config: Config, plan: Plan, model: nn.Module) -> Mixing:
 
 
 def _processes_here(plan: Plan) -> int:
-    import os
-
     return int(os.environ.get("LOCAL_WORLD_SIZE", plan.processes))
 
 

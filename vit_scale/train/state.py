@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
 
 from vit_scale.train.ema import Ema
+from vit_scale.train.shards import Shards
 
 
 @dataclass
 class TrainState:
     """What a checkpoint holds is all that the next step depends on.
 
-    In a checkpoint: `step`, the model's tensors, the optimiser's tensors by parameter name, the EMA's tensors,
+    In a checkpoint: `step`, the weights and buffers, the optimiser's state and the EMA by parameter name,
     `best_top1`, `best_step` and `bad_steps`.
     Not in a checkpoint, because they are functions of (seed, step): learning rate, EMA decay, sample order,
     augmentation, mixing, and the random numbers of dropout and stochastic depth.
@@ -22,14 +24,16 @@ class TrainState:
 
     model: nn.Module
     """The bare module, with timm's parameter names."""
-    wrapped: nn.Module
+    wrapped: Any
     """What is called in the forward pass: the bare module, DDP around it, or DeepSpeed's engine."""
     optimizer: torch.optim.Optimizer
-    ema: Ema | None
+    shards: Shards
+    """The tensors of all of these, as pieces."""
+    ema: Ema | None = None
     step: int = 0
     """Updates done; also the index of the next one."""
     best_top1: float = -1.0
     best_step: int = 0
     bad_steps: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
-    """Updates skipped because loss or gradient was not finite, counted on the device."""
+    """Updates skipped because the gradient was not finite, counted on the device."""
     bad_in_a_row: torch.Tensor = field(default_factory=lambda: torch.zeros(()))

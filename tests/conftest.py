@@ -1,0 +1,48 @@
+"""Fixtures shared by tests: the repository, launching its commands, and in-process runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+# The suite owns two cores; threads of a test's processes beyond that only wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("WANDB_MODE", "offline")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository."""
+    return ROOT
+
+
+@pytest.fixture()
+def launch() -> Callable[..., subprocess.CompletedProcess]:
+    """Run a Python script of the repository as a user would, from the repository's folder."""
+
+    def run(script: str, *args: object, timeout: float = 180, **env: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, script, *map(str, args)]
+        environment = os.environ | env
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        )
+
+    return run
+
+
+@pytest.fixture()
+def fresh_accelerate() -> Iterator[None]:
+    """accelerate keeps its state for the life of a process; a test that builds a run needs a new one."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    yield
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()

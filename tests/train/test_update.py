@@ -1,0 +1,104 @@
+"""Clipping equals torch's, and nothing non-finite reaches weights or optimiser."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from vit_scale.config import OptimConfig
+from vit_scale.train.optim import build_optimizer, parameter_groups, set_learning_rate
+from vit_scale.train.state import TrainState
+from vit_scale.train.update import apply_update
+
+ACCELERATOR = SimpleNamespace(scaler=None, distributed_type=SimpleNamespace(value="NO"))
+
+
+def state_of(model: nn.Module, **options: object) -> TrainState:
+    return TrainState(model, model, build_optimizer(model, OptimConfig(**options)), None)  # type: ignore[arg-type]
+
+
+def backward(model: nn.Module, scale: float = 1.0) -> None:
+    torch.manual_seed(1)
+    (scale * model(torch.randn(4, 3)).square().sum()).backward()
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "lamb"])
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_clipped_update_equals_torch_clipping(name: str, scale: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    twin = copy.deepcopy(model)
+    state = state_of(model, name=name, clip_norm=1.0, lr=0.1)
+    reference = build_optimizer(twin, OptimConfig(name=name, lr=0.1))
+    for _ in range(3):
+        backward(model, scale)
+        norm = apply_update(state, ACCELERATOR, 1.0)  # type: ignore[arg-type]
+        backward(twin, scale)
+        theirs = torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
+        reference.step()
+        reference.zero_grad()
+        torch.testing.assert_close(norm, theirs)
+        torch.testing.assert_close(model.weight, twin.weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "lamb"])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_non_finite_gradient_changes_nothing_and_is_counted(name: str, poison: float) -> None:
+    model = nn.Linear(3, 2)
+    state = state_of(model, name=name, lr=0.1)
+    backward(model)
+    apply_update(state, ACCELERATOR, 1.0)  # type: ignore[arg-type]
+    before = copy.deepcopy((model.state_dict(), state.optimizer.state_dict()["state"]))
+    for expected in (1, 2):
+        backward(model)
+        model.weight.grad[0, 0] = poison
+        apply_update(state, ACCELERATOR, 1.0)  # type: ignore[arg-type]
+        assert (state.bad_steps.item(), state.bad_in_a_row.item()) == (expected, expected)
+    after = (model.state_dict(), state.optimizer.state_dict()["state"])
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    backward(model)
+    apply_update(state, ACCELERATOR, 1.0)  # type: ignore[arg-type]
+    assert (state.bad_steps.item(), state.bad_in_a_row.item()) == (2, 0)
+    assert not torch.equal(model.weight, before[0]["weight"])
+    assert model.weight.isfinite().all()
+
+
+def test_vectors_and_named_parameters_are_not_decayed() -> None:
+    import vit_scale
+
+    model = vit_scale.create_model("vit_mu", layer_scale=1e-4)
+    names = {p: n for n, p in model.named_parameters()}
+    groups = parameter_groups(model, OptimConfig(weight_decay=0.3))
+    undecayed = {names[p] for g in groups if g["weight_decay"] == 0 for p in g["params"]}
+    assert {"cls_token", "pos_embed", "blocks.0.ls1.gamma", "blocks.0.norm1.weight", "head.bias"} <= undecayed
+    assert {"blocks.0.attn.qkv.weight", "head.weight", "patch_embed.proj.weight"}.isdisjoint(undecayed)
+    assert sum(len(g["params"]) for g in groups) == len(names)
+
+
+def test_layer_decay_falls_from_head_to_patches() -> None:
+    import vit_scale
+
+    model = vit_scale.create_model("vit_mu", layer_scale=1e-4)
+    names = {p: n for n, p in model.named_parameters()}
+    groups = parameter_groups(model, OptimConfig(layer_decay=0.5))
+    scale = {names[p]: g["lr_scale"] for g in groups for p in g["params"]}
+    assert scale["head.weight"] == 1.0
+    assert scale["blocks.1.ls1.gamma"] == 2 * scale["blocks.0.ls1.gamma"]
+    assert scale["blocks.0.attn.qkv.weight"] == 2 * scale["patch_embed.proj.weight"]
+    assert scale["cls_token"] == scale["pos_embed"] == scale["patch_embed.proj.weight"]
+
+
+def test_set_learning_rate_honours_the_scale_of_each_group() -> None:
+    optimizer = torch.optim.SGD(
+        [
+            {"params": [nn.Parameter(torch.zeros(1))], "lr_scale": 1.0},
+            {"params": [nn.Parameter(torch.zeros(1))], "lr_scale": 0.25},
+        ],
+        lr=1.0,
+    )
+    set_learning_rate(optimizer, 0.4)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.4, 0.1]

@@ -1,0 +1,130 @@
+"""Colour operations on one image, level for level those of Pillow, on planes [C, H, W] of uint8."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageFilter
+
+Planes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+_LEVELS = np.arange(256)
+
+
+def auto_contrast(x: Planes) -> Planes:
+    """Stretch each channel to the full range."""
+    flat = x.reshape(len(x), -1)
+    low, high = flat.min(axis=1).astype(np.int64), flat.max(axis=1).astype(np.int64)
+    scale = 255 / np.maximum(high - low, 1)
+    stretched = np.clip((_LEVELS * scale[:, None] - (low * scale)[:, None]).astype(np.int64), 0, 255)
+    return _look_up(x, np.where((high > low)[:, None], stretched, _LEVELS))
+
+
+def equalize(x: Planes) -> Planes:
+    """Flatten the histogram of each channel."""
+    return _look_up(x, np.stack([_equalizing(np.array(_as_image(plane).histogram())) for plane in x]))
+
+
+def _equalizing(histogram: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    present = histogram[histogram > 0]
+    step = (present.sum() - present[-1]) // 255
+    if len(present) < 2 or step == 0:
+        return _LEVELS
+    before = np.cumsum(histogram) - histogram
+    return np.minimum((step // 2 + before) // step, 255)
+
+
+def invert(x: Planes) -> Planes:
+    """The negative."""
+    return np.uint8(255) - x
+
+
+def posterize(x: Planes, bits: int) -> Planes:
+    """Keep the highest bits of each level; none of them is black."""
+    return x if bits >= 8 else x & np.uint8(256 - (1 << (8 - max(bits, 0))) & 255)
+
+
+def solarize(x: Planes, threshold: int) -> Planes:
+    """The negative of all levels from the threshold on."""
+    if threshold > 255:
+        return x
+    return x ^ ((x >= np.uint8(max(threshold, 0))).view(np.uint8) * np.uint8(255))
+
+
+def solarize_add(x: Planes, amount: int) -> Planes:
+    """Brighten the dark half of the levels."""
+    return _look_up(x, np.where(_LEVELS < 128, np.minimum(_LEVELS + amount, 255), _LEVELS))
+
+
+def brightness(x: Planes, factor: float) -> Planes:
+    """0 is black, 1 the image."""
+    return _look_up(x, _blend(np.float32(0), _LEVELS.astype(np.float32), factor))
+
+
+def contrast(x: Planes, factor: float) -> Planes:
+    """0 is the mean luminance everywhere, 1 the image."""
+    means = x.reshape(len(x), -1).mean(axis=1)
+    mean = np.float32(int(float(_luminance_weights(len(x)) @ means) + 0.5))
+    return _look_up(x, _blend(mean, _LEVELS.astype(np.float32), factor))
+
+
+def saturation(x: Planes, factor: float) -> Planes:
+    """0 is grayscale, 1 the image."""
+    return _blend(grayscale(x).astype(np.float32), x.astype(np.float32), factor)
+
+
+def grayscale(x: Planes) -> Planes:
+    """Luminance as one plane [1, H, W]."""
+    if len(x) == 1:
+        return x
+    if len(x) != 3:
+        return x.mean(axis=0, keepdims=True).astype(np.uint8)
+    red, green, blue = x.astype(np.uint32)
+    return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).astype(np.uint8)[None]
+
+
+def sharpness(x: Planes, factor: float) -> Planes:
+    """0 is smoothed by 3x3 pixels, 1 the image, more is sharpened; the border stays as it is."""
+    if min(x.shape[1:]) < 3:
+        return x
+    wide = x.astype(np.int16)
+    rows = wide[:, :-2] + wide[:, 1:-1] + wide[:, 2:]
+    centre = wide[:, 1:-1, 1:-1]
+    sums = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:] + 4 * centre
+    smooth = np.floor(sums * np.float32(1 / 13) + np.float32(0.5))
+    out = x.copy()
+    out[:, 1:-1, 1:-1] = _blend(smooth, centre.astype(np.float32), factor)
+    return out
+
+
+def blur(x: Planes, radius: float) -> Planes:
+    """Gaussian blur."""
+    return np.stack([np.asarray(_as_image(plane).filter(ImageFilter.GaussianBlur(radius))) for plane in x])
+
+
+def _as_image(plane: Planes) -> Image.Image:
+    """A view of one plane."""
+    height, width = plane.shape
+    return Image.frombuffer("L", (width, height), plane, "raw", "L", 0, 1)
+
+
+def _blend(degenerate: Floats | np.float32, image: Floats, factor: float) -> Planes:
+    """The image's part is `factor`; fractions of a level are cut off, as Pillow does."""
+    mixed = image - degenerate
+    mixed *= np.float32(factor)
+    mixed += degenerate
+    return np.clip(mixed, 0, 255, out=mixed).astype(np.uint8)
+
+
+def _luminance_weights(channels: int) -> npt.NDArray[np.float64]:
+    return np.array([0.299, 0.587, 0.114]) if channels == 3 else np.full(channels, 1 / channels)
+
+
+def _look_up(x: Planes, table: npt.NDArray[np.integer]) -> Planes:
+    """Replace each level by the table's entry; a table [256] for all channels or [C, 256]."""
+    table = table.astype(np.uint8)
+    if table.ndim == 1:
+        return np.frombuffer(x.tobytes().translate(table.tobytes()), np.uint8).reshape(x.shape)
+    planes = [plane.tobytes().translate(levels.tobytes()) for plane, levels in zip(x, table, strict=True)]
+    return np.frombuffer(b"".join(planes), np.uint8).reshape(x.shape)

@@ -1,0 +1,110 @@
+"""Shear, translation and rotation of one image, as Pillow's affine transforms, on planes [C, H, W] of uint8.
+
+Shear and translation move pixels along one axis only, so they are interpolated along that axis alone: the same result
+as Pillow's two-dimensional interpolation for a fraction of its work. Pixels from outside the image take the fill levels.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn.functional import grid_sample
+
+from vit_scale.data.color_ops import Planes
+
+
+def shear_x(x: Planes, factor: float, bicubic: bool, fill: Planes) -> Planes:
+    """Row `y` moves by `factor * y` pixels."""
+    return _shift_rows(x, factor * (np.arange(x.shape[1]) + 0.5), bicubic, fill)
+
+
+def shear_y(x: Planes, factor: float, bicubic: bool, fill: Planes) -> Planes:
+    """Column `x` moves by `factor * x` pixels."""
+    return shear_x(x.swapaxes(1, 2), factor, bicubic, fill).swapaxes(1, 2)
+
+
+def translate_x(x: Planes, fraction: float, bicubic: bool, fill: Planes) -> Planes:
+    """Move left by a fraction of the width."""
+    return _translate(x, fraction * x.shape[2], 2, bicubic, fill)
+
+
+def translate_y(x: Planes, fraction: float, bicubic: bool, fill: Planes) -> Planes:
+    """Move up by a fraction of the height."""
+    return _translate(x, fraction * x.shape[1], 1, bicubic, fill)
+
+
+def _translate(x: Planes, shift: float, axis: int, bicubic: bool, fill: Planes) -> Planes:
+    """Pixel p of the result is pixel p + shift of the image along the axis."""
+    length = x.shape[axis]
+    whole = math.floor(shift)
+    weights, first = _weights(np.array(shift - whole), bicubic)
+    places = np.arange(first, length + len(weights) - 1 + first) + whole
+    wide = np.take(x, np.clip(places, 0, length - 1), axis=axis).astype(np.float32)
+    along = (slice(None),) * axis
+    out = wide[(*along, slice(0, length))] * weights[0]
+    for i, weight in enumerate(weights[1:], start=1):
+        out += wide[(*along, slice(i, i + length))] * weight
+    moved = np.clip(out, 0, 255, out=out).astype(np.uint8)
+    source = np.arange(length) + 0.5 + shift
+    outside = (source < 0) | (source >= length)
+    moved[(*along, outside)] = fill.reshape(-1, 1, 1)
+    return moved
+
+
+def _shift_rows(x: Planes, shifts: npt.NDArray[np.float64], bicubic: bool, fill: Planes) -> Planes:
+    """Row y of the result at column c is row y of the image at column c + shifts[y]."""
+    channels, height, width = x.shape
+    whole = np.floor(shifts).astype(np.int64)
+    weights, first = _weights(shifts - whole, bicubic)
+    columns = np.arange(first, width + len(weights) - 1 + first) + whole[:, None]
+    np.clip(columns, 0, width - 1, out=columns)
+    columns += np.arange(0, height * width, width)[:, None]
+    taps = np.take(x.reshape(channels, -1), columns, axis=1).astype(np.float32)
+    out = taps[:, :, :width] * weights[0][:, None]
+    for i, weight in enumerate(weights[1:], start=1):
+        out += taps[:, :, i : i + width] * weight[:, None]
+    moved = np.clip(out, 0, 255, out=out).astype(np.uint8)
+    source = np.arange(width) + 0.5 + shifts[:, None]
+    _fill_outside(moved, (source < 0) | (source >= width), fill)
+    return moved
+
+
+def _weights(d: npt.NDArray[np.float64], bicubic: bool) -> tuple[npt.NDArray[np.float32], int]:
+    """Weights of the pixels around a place that lies `d` (0 to 1) after a pixel, and where the first of them is.
+
+    Bicubic is cubic convolution with a = -1, Pillow's choice for transforms (its resizing has -0.5).
+    """
+    if not bicubic:
+        return np.stack([1 - d, d]).astype(np.float32), 0
+    e = 1 - d
+    return np.stack([-d * e**2, _cubic_inner(d), _cubic_inner(e), -e * d**2]).astype(np.float32), -1
+
+
+def _cubic_inner(t: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return t**3 - 2 * t**2 + 1
+
+
+def _fill_outside(x: Planes, outside: npt.NDArray[np.bool_], fill: Planes) -> None:
+    for plane, level in zip(x, fill, strict=True):
+        np.copyto(plane, level, where=outside)
+
+
+def rotate(x: Planes, degrees: float, bicubic: bool, fill: Planes) -> Planes:
+    """Rotate about the centre, counter-clockwise."""
+    _, height, width = x.shape
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    across = (np.arange(width, dtype=np.float32) + 0.5) * 2 - width
+    down = ((np.arange(height, dtype=np.float32) + 0.5) * 2 - height)[:, None]
+    # Where each pixel comes from; -1 to 1 is the image from edge to edge.
+    from_x = np.float32(cos / width) * across - np.float32(sin / width) * down
+    from_y = np.float32(sin / height) * across + np.float32(cos / height) * down
+    grid = torch.stack((torch.from_numpy(from_x), torch.from_numpy(from_y)), dim=-1)[None]
+    pixels = torch.from_numpy(x.astype(np.float32))[None]
+    mode = "bicubic" if bicubic else "bilinear"
+    out = grid_sample(pixels, grid, mode, padding_mode="border", align_corners=False)[0]
+    rotated = out.clamp_(0, 255).numpy().astype(np.uint8)
+    _fill_outside(rotated, (np.abs(from_x) > 1) | (np.abs(from_y) > 1), fill)
+    return rotated

@@ -1,0 +1,44 @@
+"""Images that could not be read: counted, and the first ten remembered by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Problem(NamedTuple):
+    """One image that could not be read."""
+
+    index: int
+    name: str
+    reason: str
+
+
+@dataclass
+class Problems:
+    """What was skipped. An image that is met again in a later epoch counts once."""
+
+    indices: set[int] = field(default_factory=set)
+    first: list[Problem] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def add(self, problems: Iterable[Problem]) -> None:
+        """Remember these."""
+        for problem in problems:
+            if problem.index not in self.indices:
+                self.indices.add(problem.index)
+                if len(self.first) < 10:
+                    self.first.append(problem)
+
+    def summary(self) -> str:
+        """For people: how many, and the names of the first ten. Empty if there were none."""
+        if not self.indices:
+            return ""
+        lines = [f"{len(self):,} images could not be read and were replaced or left out:"]
+        lines += [f"  {problem.name}: {problem.reason}" for problem in self.first]
+        if len(self) > len(self.first):
+            lines.append(f"  ... and {len(self) - len(self.first):,} more")
+        return "\n".join(lines)

@@ -1,0 +1,71 @@
+"""Cropping and resizing: Pillow's antialiased filters, by torch's kernels for uint8, which are several times as fast."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn.functional import interpolate
+
+from vit_scale.data.color_ops import Planes
+from vit_scale.data.decode import Picture
+from vit_scale.data.jpeg import Box, Pixels
+
+_MAX_RATIO = 8
+"""Longer strips are cropped before they are resized, or one row of pixels would become a gigabyte."""
+
+
+def resize(pixels: Pixels, size: tuple[int, int], filter_name: str) -> Planes:
+    """Pixels [H, W, C] resized to planes [C, *size], with antialiasing."""
+    if pixels.shape[:2] == size:
+        return pixels.transpose(2, 0, 1)
+    if not pixels.flags.writeable or min(pixels.strides) < 0:
+        pixels = pixels.copy()  # torch takes neither read-only nor mirrored views.
+    planes = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    return interpolate(planes, size, mode=filter_name, antialias=True)[0].numpy()
+
+
+def shorter_side_size(height: int, width: int, side: tuple[int, int]) -> tuple[int, int]:
+    """Height and width, in proportion, that just cover `side`."""
+    if height * side[1] < width * side[0]:
+        return side[0], max(side[1], int(side[0] * width / height))
+    return max(side[0], int(side[1] * height / width)), side[1]
+
+
+def resize_to_cover(picture: Picture, side: tuple[int, int], filter_name: str, gap: float) -> Planes:
+    """The whole picture (at most its middle, if it is a strip) resized in proportion so that it just covers `side`.
+
+    A file may be decoded at a smaller scale if that leaves `gap` times the pixels that are needed.
+    """
+    box = _middle(picture.height, picture.width, _MAX_RATIO * max(side[0] / side[1], side[1] / side[0]))
+    left, top, right, bottom = box
+    size = shorter_side_size(bottom - top, right - left, side)
+    pixels = picture.crop(box, (gap * size[0], gap * size[1]))
+    return resize(pixels, size, filter_name)
+
+
+def center_crop(x: Planes, size: tuple[int, int]) -> Planes:
+    """The middle of planes that are at least as large."""
+    top, left = (round((have - want) / 2) for have, want in zip(x.shape[1:], size, strict=True))
+    return x[:, top : top + size[0], left : left + size[1]]
+
+
+def reflected_crop(x: Planes, top: int, left: int, size: tuple[int, int]) -> Planes:
+    """A crop that may reach beyond the border, where the image is mirrored."""
+    rows = _reflect(np.arange(top, top + size[0]), x.shape[1])
+    columns = _reflect(np.arange(left, left + size[1]), x.shape[2])
+    return x[:, rows][:, :, columns]
+
+
+def _reflect(places: np.ndarray, length: int) -> np.ndarray:
+    """Mirror places outside 0..length-1 back inside, without repeating the border."""
+    if length == 1:
+        return np.zeros_like(places)
+    period = 2 * (length - 1)
+    places = np.abs(places) % period
+    return np.minimum(places, period - places)
+
+
+def _middle(height: int, width: int, ratio: float) -> Box:
+    crop_h, crop_w = min(height, round(width * ratio)), min(width, round(height * ratio))
+    top, left = (height - crop_h) // 2, (width - crop_w) // 2
+    return left, top, left + crop_w, top + crop_h

@@ -1,0 +1,114 @@
+"""Micro batches of a stream, in which images have no index: whoever loads takes what comes next."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from torch.utils.data import IterableDataset, get_worker_info
+
+from vit_scale.data.batches import SUBSTITUTES, Made, Reader, TrainPlaces, failed, shared_images, too_many_broken
+from vit_scale.data.draws import keys, uniforms
+from vit_scale.data.problems import Problem
+from vit_scale.data.sample import Sample
+from vit_scale.data.streaming import StreamSource
+from vit_scale.data.transforms import EvalTransform, TrainTransform
+from vit_scale.errors import UserError
+
+
+class StreamTrainBatches(IterableDataset[Made]):
+    """As many micro batches as the steps need, whatever the number of images: streams start again when they end."""
+
+    def __init__(self, source: StreamSource, reader: Reader, transform: TrainTransform, places: TrainPlaces):
+        self.source, self.reader, self.transform, self.places = source, reader, transform, places
+        self.max_workers = source.shards(places.world)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __iter__(self) -> Iterator[Made]:
+        # DataLoader takes batches from its workers in turn.
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        samples = enumerate(self._endless())
+        try:
+            for positions in itertools.islice(self.places.positions(), first, None, step):
+                yield self._make(positions, samples)
+        except UserError as error:
+            yield failed(error)
+
+    def _endless(self) -> Iterator[Sample]:
+        places = self.places
+        for epoch in itertools.count():
+            seed = int(keys(places.seed, epoch, stream=places.start_step)[0] >> np.uint64(33))
+            count = 0
+            for count, sample in enumerate(self.source.samples(places.rank, places.world, seed), start=1):
+                yield sample
+            if count == 0:
+                raise UserError(f"data.streaming: {self.source.name} gave no image to process {places.rank}")
+
+    def _make(self, positions: Any, samples: Iterator[tuple[int, Sample]]) -> Made:
+        images = shared_images(len(positions), self.reader.channels, self.transform.size)
+        out, labels = images.numpy(), np.empty(len(positions), np.int64)
+        problems: list[Problem] = []
+        for i, row in enumerate(uniforms(self.places.seed, positions, self.transform.slots).tolist()):
+            out[i], labels[i] = self._next_good(samples, row, problems)
+        return Made(images, labels, positions, problems)
+
+    def _next_good(
+        self, samples: Iterator[tuple[int, Sample]], row: list[float], problems: list[Problem]
+    ) -> tuple[Any, int]:
+        for number, sample in itertools.islice(samples, SUBSTITUTES):
+            made = self.reader.make(sample, self.transform, row, _problem_at(self.source, number))
+            if not isinstance(made, Problem):
+                return made, sample.label
+            problems.append(made)
+        raise too_many_broken(problems[-1])
+
+
+class StreamEvalBatches(IterableDataset[Made]):
+    """Each image once over all processes: each reads the whole stream, and decodes only its own batches.
+
+    So every process sees the end and knows, without asking the others, how many batches all of them have.
+    """
+
+    def __init__(
+        self, source: StreamSource, reader: Reader, transform: EvalTransform, batch: int, rank: int, world: int
+    ):
+        self.source, self.reader, self.transform = source, reader, transform
+        self.batch, self.rank, self.world = batch, rank, world
+
+    def __len__(self) -> int:
+        if self.source.length is None:
+            raise TypeError("a stream that does not say how many images it has")  # `list` understands this one.
+        return -(-self.source.length // (self.batch * self.world))
+
+    def __iter__(self) -> Iterator[Made]:
+        samples = enumerate(self.source.samples(0, 1, None))
+        try:
+            while True:
+                shared_round = list(itertools.islice(samples, self.batch * self.world))
+                if not shared_round:
+                    return
+                yield self._make(shared_round[self.rank * self.batch : (self.rank + 1) * self.batch])
+        except UserError as error:
+            yield failed(error)
+
+    def _make(self, samples: list[tuple[int, Sample]]) -> Made:
+        images = shared_images(self.batch, self.reader.channels, self.transform.size)
+        images.zero_()
+        out, labels, counted = images.numpy(), np.zeros(self.batch, np.int64), np.full(self.batch, -1)
+        problems: list[Problem] = []
+        for i, (number, sample) in enumerate(samples):
+            made = self.reader.make(sample, self.transform, [], _problem_at(self.source, number))
+            if isinstance(made, Problem):
+                problems.append(made)
+            else:
+                out[i], labels[i], counted[i] = made, sample.label, number
+        return Made(images, labels, counted, problems)
+
+
+def _problem_at(source: StreamSource, number: int) -> Any:
+    return lambda reason: Problem(number, source.describe(number), reason)

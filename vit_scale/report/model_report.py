@@ -1,0 +1,167 @@
+"""All figures of one model under the options of a run, as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from vit_scale.config import Config
+from vit_scale.report.activations import Activations, Precision, measured_activations, vit_activations
+from vit_scale.report.count import ModelCount, count_model
+from vit_scale.report.counter import stage_names
+from vit_scale.report.memory import States, Strategy, optimiser_moments, states_by_strategy
+from vit_scale.report.timm_check import build_for_counting
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What the figures for training depend on."""
+
+    gpus: int
+    batch: int | None
+    """Images of a forward pass on one GPU; None: memory is given without activations."""
+    precision: Precision
+    optimiser: str
+    ema: bool
+    drop_path: float
+    drop_path_mode: str
+    patch_dropout: float
+    activation_checkpointing: str
+
+    def in_words(self) -> str:
+        """One line."""
+        words = [f"{self.gpus} GPUs" if self.gpus > 1 else "1 GPU", self.precision, self.optimiser]
+        words.append("with EMA" if self.ema else "without EMA")
+        words.append(f"with the activations of {self.batch} images" if self.batch else "without activations")
+        if self.drop_path:
+            words.append(f"drop path {self.drop_path:g} ({self.drop_path_mode})")
+        if self.patch_dropout:
+            words.append(f"patch dropout {self.patch_dropout:g}")
+        if self.activation_checkpointing != "none":
+            words.append(f"{self.activation_checkpointing} activation checkpointing")
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """Counts are exact; memory is a model of it (see memory.py and activations.py)."""
+
+    model: str
+    recipe: str | None
+    image_size: tuple[int, int]
+    patch_size: tuple[int, int] | None
+    classes: int
+    count: ModelCount
+    train_flops: int
+    """FLOPs that a training step really spends on an image."""
+    activations: Activations
+    memory: dict[Strategy, dict[str, int]]
+    """Bytes on each GPU: strategy -> part -> bytes; with activations where the batch is known."""
+    assumed: Assumed
+
+    def memory_total(self, strategy: Strategy) -> int:
+        """Bytes on each GPU."""
+        return sum(self.memory[strategy].values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, text, lists and mappings, with units in the names."""
+        count = self.count
+        memory = {strategy: {**parts, "total": self.memory_total(strategy)} for strategy, parts in self.memory.items()}
+        return {
+            "model": self.model,
+            "recipe": self.recipe,
+            "image_size": list(self.image_size),
+            "patch_size": None if self.patch_size is None else list(self.patch_size),
+            "classes": self.classes,
+            "counted": count.method,
+            "params": count.params,
+            "params_by_part": count.params_by_part,
+            "macs_torchvision": count.macs,
+            "macs_timm_csv": count.macs_timm_csv,
+            "flops_torch": count.flops,
+            "macs_by_part": count.macs_by_part,
+            "attention_share": count.attention_share,
+            "quadratic_share": count.quadratic_share,
+            "train_flops_per_image_nominal": count.nominal_train_flops_per_image,
+            "train_flops_per_image_spent": self.train_flops,
+            "activation_bytes_per_image": self.activations.total,
+            "activation_bytes_by_part": self.activations.by_part,
+            "activation_bytes_recomputed": self.activations.recomputed,
+            "memory_bytes_per_gpu": memory,
+            "assumed": dataclasses.asdict(self.assumed),
+        }
+
+
+def report_on(config: Config, *, gpus: int = 8, batch: int | None = None, recipe: str | None = None) -> ModelReport:
+    """Count the model of `config` on the meta device and work out what training it takes."""
+    model = build_for_counting(config.model)
+    count = count_model(model)
+    assumed = _assumed(config, gpus, batch)
+    cost: dict[str, Any] = {
+        "drop_path": assumed.drop_path,
+        "drop_path_schedule": config.model.drop_path_schedule,
+        "drop_path_mode": assumed.drop_path_mode,
+        "patch_dropout": assumed.patch_dropout,
+        "activation_checkpointing": assumed.activation_checkpointing,
+    }
+    activations = _activations(config, model, count, assumed.precision, cost)
+    return ModelReport(
+        model=config.model.name,
+        recipe=recipe,
+        image_size=model.img_size,  # type: ignore[arg-type]
+        patch_size=model.patch_size,  # type: ignore[arg-type]
+        classes=model.num_classes,  # type: ignore[arg-type]
+        count=count,
+        train_flops=count.train_flops_per_image(**cost, batch=assumed.batch),
+        activations=activations,
+        memory=_memory(config, model, count, assumed, activations),
+        assumed=assumed,
+    )
+
+
+def _assumed(config: Config, gpus: int, batch: int | None) -> Assumed:
+    precision = config.parallel.precision
+    return Assumed(
+        gpus=gpus,
+        batch=batch if batch is not None else None if config.batch.micro == "auto" else config.batch.micro,
+        precision="bf16" if precision == "auto" else precision,
+        optimiser=config.optim.name,
+        ema=config.ema.decay > 0,
+        drop_path=config.model.drop_path,
+        drop_path_mode=config.model.drop_path_mode,
+        patch_dropout=config.model.patch_dropout,
+        activation_checkpointing=config.parallel.activation_checkpointing,
+    )
+
+
+def _activations(
+    config: Config, model: nn.Module, count: ModelCount, precision: Precision, cost: dict[str, Any]
+) -> Activations:
+    if count.variant is not None:
+        return vit_activations(count.variant, precision=precision, attention=config.model.attention, **cost)
+    checkpointing = config.parallel.activation_checkpointing
+    if checkpointing != "none":
+        model.set_activation_checkpointing(checkpointing)  # type: ignore[operator]
+    return measured_activations(model, model.img_size, model.in_chans, precision)  # type: ignore[arg-type]
+
+
+def _memory(
+    config: Config, model: nn.Module, count: ModelCount, assumed: Assumed, activations: Activations
+) -> dict[Strategy, dict[str, int]]:
+    stages = [model.get_submodule(name) for name in stage_names(model)]
+    states = States(
+        params=count.params,
+        gpus=assumed.gpus,
+        precision=assumed.precision,
+        moments=optimiser_moments(config.optim.name, config.optim.momentum),
+        ema=assumed.ema,
+        largest_block=max(sum(p.numel() for p in stage.parameters()) for stage in stages),
+    )
+    memory = states_by_strategy(states)
+    if assumed.batch is not None:
+        for parts in memory.values():
+            parts["activations"] = assumed.batch * activations.total
+    return memory
