@@ -24,7 +24,7 @@ def root() -> Path:
     return ROOT
 
 
-@pytest.fixture()
+@pytest.fixture
 def launch() -> Callable[..., subprocess.CompletedProcess]:
     """Run a Python script of the repository as a user would, from the repository's folder."""
 
@@ -38,7 +38,7 @@ def launch() -> Callable[..., subprocess.CompletedProcess]:
     return run
 
 
-@pytest.fixture()
+@pytest.fixture
 def fresh_accelerate() -> Iterator[None]:
     """accelerate keeps its state for the life of a process; a test that builds a run needs a new one."""
     from accelerate.state import AcceleratorState, GradientState, PartialState

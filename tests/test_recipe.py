@@ -13,7 +13,7 @@ from vit_scale.recipe import all_options, build_config, flatten, load_recipe, op
 RECIPE = "schedule: {epochs: 2}\n"
 
 
-@pytest.fixture()
+@pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "recipe.yaml"
     path.write_text(RECIPE)
@@ -168,11 +168,38 @@ def test_every_option_has_a_doc_string_that_help_shows() -> None:
 
 
 def test_contract_names_exist() -> None:
-    names = """model.name data.source batch.global batch.micro schedule.steps schedule.epochs parallel.strategy
-    parallel.precision run.dir run.seed run.resume run.save_every run.eval_every run.log_every model.drop_path
-    model.dropout model.attn_dropout model.layer_scale model.weights augment.rand_augment augment.mixup augment.cutmix
-    augment.label_smoothing optim.name optim.lr optim.weight_decay optim.clip_norm optim.layer_decay ema.decay
-    track.wandb""".split()
+    names = [
+        "model.name",
+        "data.source",
+        "batch.global",
+        "batch.micro",
+        "schedule.steps",
+        "schedule.epochs",
+        "parallel.strategy",
+        "parallel.precision",
+        "run.dir",
+        "run.seed",
+        "run.resume",
+        "run.save_every",
+        "run.eval_every",
+        "run.log_every",
+        "model.drop_path",
+        "model.dropout",
+        "model.attn_dropout",
+        "model.layer_scale",
+        "model.weights",
+        "augment.rand_augment",
+        "augment.mixup",
+        "augment.cutmix",
+        "augment.label_smoothing",
+        "optim.name",
+        "optim.lr",
+        "optim.weight_decay",
+        "optim.clip_norm",
+        "optim.layer_decay",
+        "ema.decay",
+        "track.wandb",
+    ]
     assert set(names) <= set(flatten(Config()))
     sections = list(dict.fromkeys(key.split(".")[0] for key in flatten(Config())))
-    assert sections == "model data augment optim schedule batch ema parallel run track".split()
+    assert sections == ["model", "data", "augment", "optim", "schedule", "batch", "ema", "parallel", "run", "track"]

@@ -1,7 +1,7 @@
 """Train Vision Transformers, from one CPU to many GPU nodes.
 
-    import vit_scale
-    model = vit_scale.create_model("vit_base_patch16_224", num_classes=10, drop_path=0.2)
+import vit_scale
+model = vit_scale.create_model("vit_base_patch16_224", num_classes=10, drop_path=0.2)
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class DataConfig:
     """Where images come from and how they are read."""
 
     source: str = "embedded:digits"
-    """Hub id, folder of images by class, folder of parquet files, `save_to_disk` folder, `embedded:digits`, `synthetic`."""
+    """Hub id, folder of images by class, of parquet files or of `save_to_disk`, `embedded:digits`, `synthetic`."""
     name: str | None = None
     """Configuration of the hub dataset, where it has several."""
     train_split: str = "train"

@@ -173,7 +173,9 @@ def _unknown(key: str, value: Any) -> str:
     leaf = key.rsplit(".", 1)[-1]
     same_name = [option for option in options if option.rsplit(".", 1)[-1] == leaf]
     sections = [] if "." in key else difflib.get_close_matches(key, _sections(), n=1)
-    near = same_name or sections or difflib.get_close_matches(key, options, n=1, cutoff=0.5) or _near_leaf(leaf, options)
+    near = (
+        same_name or sections or difflib.get_close_matches(key, options, n=1, cutoff=0.5) or _near_leaf(leaf, options)
+    )
     hint = f"did you mean {' or '.join(near)}?" if near else f"sections are {', '.join(_sections())}; see --help"
     return f"{key} = {value}: there is no such option; {hint}"
 
@@ -260,9 +262,7 @@ def _check_warmup(config: Config) -> None:
     pairs = (("steps", schedule.warmup_steps, schedule.steps), ("epochs", schedule.warmup_epochs, schedule.epochs))
     for unit, warmup, length in pairs:
         if warmup is not None and length is not None and warmup > length:
-            raise UserError(
-                f"schedule.warmup_{unit} = {warmup:g}: must be at most schedule.{unit} = {length:g}"
-            )
+            raise UserError(f"schedule.warmup_{unit} = {warmup:g}: must be at most schedule.{unit} = {length:g}")
 
 
 def nearest_divisors(total: int, wanted: int) -> str:

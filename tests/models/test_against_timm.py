@@ -90,7 +90,9 @@ def test_distilled_training_returns_both_heads_as_timm_does() -> None:
         torch.testing.assert_close(output, expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("name", "norm"), [("plain", True), ("registers", False), ("rectangular image and patch", True)])
+@pytest.mark.parametrize(
+    ("name", "norm"), [("plain", True), ("registers", False), ("rectangular image and patch", True)]
+)
 def test_intermediate_features_equal_timm(name: str, norm: bool) -> None:
     ours, timms = pair(**OPTIONS[name])
     x = images(ours)
@@ -119,7 +121,9 @@ def test_rotary_embedding_equals_timm_up_to_the_order_of_channels() -> None:
     from vit_scale.models.pos_embed import RotaryEmbedding
 
     q, k = torch.randn(2, 1, 1, 12, 16)
-    timms = RotaryEmbeddingCat(16, temperature=100.0, in_pixels=False, feat_shape=[3, 4], grid_indexing="ij").get_embed()
+    timms = RotaryEmbeddingCat(
+        16, temperature=100.0, in_pixels=False, feat_shape=[3, 4], grid_indexing="ij"
+    ).get_embed()
     expected = apply_rot_embed_cat(q, timms) @ apply_rot_embed_cat(k, timms).transpose(-2, -1)
     ours = RotaryEmbedding((3, 4), 0, 16)
     halves = torch.cat([torch.arange(0, 16, 2), torch.arange(1, 16, 2)])
@@ -127,7 +131,7 @@ def test_rotary_embedding_equals_timm_up_to_the_order_of_channels() -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_timm_initialisation_draws_timms_numbers_statistics() -> None:
+def test_timm_initialisation_has_the_spread_of_timms() -> None:
     torch.manual_seed(0)
     ours = create_model("vit_cifar_small", depth=2, init="timm")
     timms = create_counterpart(ours.variant)

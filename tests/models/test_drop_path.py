@@ -139,3 +139,28 @@ def block_flops(**options: object) -> int:
         model(images)
     counts = counter.get_flop_counts()
     return sum(sum(counts[f"VisionTransformer.blocks.{i}"].values()) for i in range(model.depth))
+
+
+def test_every_module_runs_and_every_parameter_has_a_gradient_even_when_all_is_dropped() -> None:
+    """What DDP and ZeRO-3 need of every rank at every step, however small its batch."""
+    torch.manual_seed(0)
+    model = create_model("vit_mu", drop_path=0.9, drop_path_schedule="uniform").train()
+    ran: set[str] = set()
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda *_, name=name: ran.add(name))
+    everything = {name for name, module in model.named_modules() if not isinstance(module, torch.nn.ModuleList)}
+    for _ in range(10):
+        ran.clear()
+        model.zero_grad()
+        model(torch.randn(1, 3, 32, 32)).square().mean().backward()
+        assert ran == everything
+        assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("mode", ["skip", "mask"])
+def test_a_half_precision_branch_is_added_in_full_precision(mode: str) -> None:
+    """As under autocast, where the residual stream is float32 and a branch answers in half."""
+    x = torch.randn(6, 2, 4)
+    y = DropPath(0.5, mode)(x, lambda t: t.half() * 0)
+    assert y.dtype == torch.float32
+    assert torch.equal(y, x)

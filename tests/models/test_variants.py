@@ -73,7 +73,9 @@ def test_the_32_pixel_family_has_ten_classes_and_dropout() -> None:
     model = create_model("vit_cifar_small", depth=1)
     rates = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
     assert rates == [0.1] * 3
-    assert not any(isinstance(m, torch.nn.Dropout) for m in create_model("vit_cifar_small", depth=1, dropout=0).modules())
+    assert not any(
+        isinstance(m, torch.nn.Dropout) for m in create_model("vit_cifar_small", depth=1, dropout=0).modules()
+    )
 
 
 def test_an_unknown_name_names_the_nearest() -> None:

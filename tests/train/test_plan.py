@@ -39,7 +39,9 @@ def test_batch_that_does_not_divide_over_processes_names_the_nearest() -> None:
 
 
 def test_micro_batch_that_does_not_divide_a_process_names_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"batch.micro = 32: .*\(batch.global = 96 over 2\); nearest that do: 24 and 48"):
+    with pytest.raises(
+        UserError, match=r"batch.micro = 32: .*\(batch.global = 96 over 2\); nearest that do: 24 and 48"
+    ):
         plan(2, batch={"global": 96, "micro": 32})
 
 

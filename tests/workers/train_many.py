@@ -1,32 +1,56 @@
 """Trains several recipes one after another in the same processes, so that libraries are imported once.
 
-Usage: train_many.py JOBS, where JOBS is a JSON list of {"recipe": path, "options": ["a.b=c", ...]}. Prints a line
-`status RANK JOB STATUS` for each. Under a launcher it runs on all processes.
+Usage: train_many.py JOBS, where JOBS is a JSON list of
+    {"recipe": path, "options": ["a.b=c", ...], "signal_at": step or null, "poison_at": [step, ...] or null}
+`signal_at`: the last process receives SIGUSR1 during that step. `poison_at`: it has a NaN gradient in these steps.
+Prints a line `status RANK JOB STATUS` for each. Under a launcher it runs on all processes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from vit_scale.errors import UserError
 from vit_scale.recipe import load_recipe
-from vit_scale.train import close_processes, run_recipe
+from vit_scale.train import close_processes, loop, run_recipe
+
+RANK = int(os.environ.get("RANK", "0"))
+LAST = int(os.environ.get("WORLD_SIZE", "1")) - 1 == RANK
+UPDATE, LOSS = loop.update, loop.classification_loss
+
+
+def arrange(job: dict) -> None:
+    """Make the step of `job` that it names go wrong."""
+
+    def update(run, batches):  # type: ignore[no-untyped-def]
+        if LAST and run.state.step == job.get("signal_at"):
+            os.kill(os.getpid(), signal.SIGUSR1)
+        poisoned = LAST and run.state.step in (job.get("poison_at") or [])
+        loop.classification_loss = (lambda *a: LOSS(*a) * float("nan")) if poisoned else LOSS
+        return UPDATE(run, batches)
+
+    loop.update = update
 
 
 def main() -> None:
+    environment = dict(os.environ)
     for number, job in enumerate(json.loads(sys.argv[1])):
+        arrange(job)
         try:
             status = run_recipe(load_recipe(job["recipe"], job["options"]), job["recipe"])
         except UserError as error:
             print(f"error: {error}", flush=True)
             status = 2
-        print(f"status {os.environ.get('RANK', '0')} {number} {status}", flush=True)
+        print(f"status {RANK} {number} {status}", flush=True)
         for state in (AcceleratorState, GradientState, PartialState):
             state._reset_state()
+        os.environ.clear()
+        os.environ.update(environment)
     close_processes()
 
 

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
+from vit_scale.data.color_ops import Planes
 from vit_scale.data.decode import BrokenImage, open_picture
 from vit_scale.data.draws import uniforms
 from vit_scale.data.problems import Problem
 from vit_scale.data.sample import ImageSource, Sample
 from vit_scale.data.sampling import sample_index, step_positions
+from vit_scale.data.slots import SlotRing, find_ring
 from vit_scale.data.transforms import EvalTransform, TrainTransform
 from vit_scale.errors import UserError
 
@@ -28,19 +30,32 @@ SUBSTITUTES = 20
 
 @dataclass
 class Made:
-    """What comes back from a worker. Small arrays are pickled: a shared block for each would use up file handles."""
+    """What comes back from a worker: the images stay in shared memory, all else is small."""
 
-    images: torch.Tensor
+    batch: int
+    """Number of the batch."""
+    ring: int
+    """Number of the ring of slots that the images are in."""
     labels: Ints
     places: Ints
     """Global positions in training, indices (-1: padding) in evaluation."""
     problems: list[Problem]
+    images: torch.Tensor | None = None
+    """uint8 [m, C, H, W], where they are not in a shared slot."""
     error: str | None = None
     """Message of a UserError; as an exception it would arrive with the worker's traceback."""
 
+    def with_images(self) -> Made:
+        """Copy the images out of their slot, in the training process."""
+        if self.images is None and self.error is None:
+            self.images = find_ring(self.ring).block(self.batch).clone()
+        return self
+
     def pin_memory(self) -> Made:
-        """Called by DataLoader in a thread of the training process, where there is a GPU."""
-        self.images = self.images.pin_memory()
+        """The same into pinned memory; DataLoader calls this in a thread where there is a GPU."""
+        if self.error is None:
+            images = find_ring(self.ring).block(self.batch) if self.images is None else self.images
+            self.images = images.pin_memory()
         return self
 
 
@@ -80,7 +95,7 @@ class Reader:
 
     def make(
         self, sample: Sample, transform: Transform, row: list[float], problem: Callable[[str], Problem]
-    ) -> npt.NDArray[np.uint8] | Problem:
+    ) -> Planes | Problem:
         """Planes of the transformed image, or the problem if it is broken and may be skipped."""
         try:
             return transform(open_picture(sample.image, self.channels), row)
@@ -92,35 +107,40 @@ class Reader:
 
 
 class Batches(Dataset[Made]):
-    """Micro batches by their places, made whole in a worker."""
+    """Micro batches by their number and places, made whole in a worker."""
 
-    def __getitem__(self, places: Any) -> Made:
+    def __init__(self, ring: SlotRing):
+        self.ring = ring
+
+    def __getitem__(self, item: tuple[int, Any]) -> Made:
+        batch, places = item
         try:
-            return self.make(places)
+            return self.make(batch, places)
         except UserError as error:
             return failed(error)
 
-    def make(self, places: Any) -> Made:
+    def make(self, batch: int, places: Any) -> Made:
+        """The batch of this number, of what stands at these places."""
         raise NotImplementedError
 
 
 class TrainBatches(Batches):
     """Training batches of a source: places are (positions, indices)."""
 
-    def __init__(self, source: ImageSource, reader: Reader, transform: TrainTransform, seed: int):
+    def __init__(self, source: ImageSource, reader: Reader, transform: TrainTransform, seed: int, ring: SlotRing):
+        super().__init__(ring)
         self.source, self.reader, self.transform, self.seed = source, reader, transform, seed
 
-    def make(self, places: tuple[Ints, Ints]) -> Made:
+    def make(self, batch: int, places: tuple[Ints, Ints]) -> Made:
+        """The batch of the images with these indices, augmented for these positions."""
         positions, indices = places
-        images = shared_images(len(positions), self.reader.channels, self.transform.size)
-        out, labels = images.numpy(), np.empty(len(positions), np.int64)
-        problems: list[Problem] = []
+        draft = Draft(self.ring, batch, positions)
         rows = uniforms(self.seed, positions, self.transform.slots).tolist()
         for i, (index, row) in enumerate(zip(indices.tolist(), rows, strict=True)):
-            out[i], labels[i] = self._make_or_substitute(index, row, problems)
-        return Made(images, labels, positions, problems)
+            draft.put(i, *self._make_or_substitute(index, row, draft.problems))
+        return draft.finish()
 
-    def _make_or_substitute(self, index: int, row: list[float], problems: list[Problem]) -> tuple[Any, int]:
+    def _make_or_substitute(self, index: int, row: list[float], problems: list[Problem]) -> tuple[Planes, int]:
         """The image, or the next one that is not broken."""
         for i in range(SUBSTITUTES):
             substitute = (index + i) % len(self.source)
@@ -135,31 +155,58 @@ class TrainBatches(Batches):
 class EvalBatches(Batches):
     """Evaluation batches of a source: places are indices, -1 for padding."""
 
-    def __init__(self, source: ImageSource, reader: Reader, transform: EvalTransform):
+    def __init__(self, source: ImageSource, reader: Reader, transform: EvalTransform, ring: SlotRing):
+        super().__init__(ring)
         self.source, self.reader, self.transform = source, reader, transform
 
-    def make(self, places: Ints) -> Made:
-        images = shared_images(len(places), self.reader.channels, self.transform.size)
-        images.zero_()
-        out, labels, counted = images.numpy(), np.zeros(len(places), np.int64), places.copy()
-        problems: list[Problem] = []
+    def make(self, batch: int, places: Ints) -> Made:
+        """The batch of these images; the places of broken ones become -1."""
+        draft = Draft(self.ring, batch, places.copy())
         for i, index in enumerate(places.tolist()):
             if index < 0:
+                draft.leave_out(i)
                 continue
             sample = self.source.read(index)
             made = self.reader.make(sample, self.transform, [], _problem_at(self.source, index))
             if isinstance(made, Problem):
-                problems.append(made)
-                counted[i] = -1
+                draft.leave_out(i, made)
             else:
-                out[i], labels[i] = made, sample.label
-        return Made(images, labels, counted, problems)
+                draft.put(i, made, sample.label)
+        return draft.finish()
+
+
+class Draft:
+    """A batch that is being made, in its slot."""
+
+    def __init__(self, ring: SlotRing, batch: int, places: Ints):
+        self.ring, self.batch, self.places = ring, batch, places
+        self.images = ring.block(batch)
+        self.labels = np.zeros(len(places), np.int64)
+        self.problems: list[Problem] = []
+        self._pixels = self.images.numpy()
+
+    def put(self, i: int, planes: Planes, label: int) -> None:
+        """Image `i` of the batch."""
+        self._pixels[i] = planes
+        self.labels[i] = label
+
+    def leave_out(self, i: int, problem: Problem | None = None) -> None:
+        """No image at `i`: black, and not counted."""
+        self._pixels[i] = 0
+        self.places[i] = -1
+        if problem is not None:
+            self.problems.append(problem)
+
+    def finish(self) -> Made:
+        """What is handed over."""
+        images = None if self.ring.is_shared else self.images
+        return Made(self.batch, self.ring.number, self.labels, self.places, self.problems, images)
 
 
 def failed(error: UserError) -> Made:
     """What a worker hands back instead of a batch."""
     nothing = np.empty(0, np.int64)
-    return Made(torch.empty(0), nothing, nothing, [], str(error))
+    return Made(-1, -1, nothing, nothing, [], error=str(error))
 
 
 def _problem_at(source: ImageSource, index: int) -> Callable[[str], Problem]:
@@ -169,12 +216,3 @@ def _problem_at(source: ImageSource, index: int) -> Callable[[str], Problem]:
 def too_many_broken(last: Problem) -> UserError:
     """For when skipping leads nowhere."""
     return UserError(f"{SUBSTITUTES} images in a row are broken; the last is {last.name}: {last.reason}")
-
-
-def shared_images(count: int, channels: int, size: tuple[int, int]) -> torch.Tensor:
-    """Memory for a batch; in a worker shared memory, as torch's own collation does, so that nothing is copied again."""
-    shape = (count, channels, *size)
-    if get_worker_info() is None:
-        return torch.empty(shape, dtype=torch.uint8)
-    storage = torch.UntypedStorage._new_shared(count * channels * size[0] * size[1])
-    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)

@@ -21,6 +21,7 @@ from vit_scale.data.batches import EvalBatches, Made, Reader, TrainBatches, Trai
 from vit_scale.data.problems import Problems
 from vit_scale.data.sample import ImageSource
 from vit_scale.data.sampling import eval_places
+from vit_scale.data.slots import PREFETCH, SlotRing
 from vit_scale.data.stream_batches import StreamEvalBatches, StreamTrainBatches
 from vit_scale.data.streaming import StreamSource
 from vit_scale.data.transforms import EvalTransform, TrainTransform
@@ -76,10 +77,13 @@ class TrainLoader:
             global_batch, micro_batch, rank, world, start_step, end_step, seed, images, augment.repeats
         )
         if isinstance(source, StreamSource):
-            stream = StreamTrainBatches(source, reader, transform, places)
-            self._workers = _Workers(stream, None, min(workers, stream.max_workers), self.problems)
+            workers = min(workers, source.shards(world))
+        ring = SlotRing(workers, (micro_batch, in_chans, *img_size))
+        if isinstance(source, StreamSource):
+            stream = StreamTrainBatches(source, reader, transform, places, ring)
+            self._workers = _Workers(stream, None, workers, self.problems)
         else:
-            batches = TrainBatches(source, reader, transform, seed)
+            batches = TrainBatches(source, reader, transform, seed, ring)
             self._workers = _Workers(batches, places, workers, self.problems)
 
     def __len__(self) -> int:
@@ -117,11 +121,14 @@ class EvalLoader:
         self.problems = Problems()
         reader, transform = Reader(in_chans, on_error), EvalTransform(augment, img_size)
         if isinstance(source, StreamSource):
-            stream = StreamEvalBatches(source, reader, transform, batch, rank, world)
-            self._workers = _Workers(stream, None, min(workers, 1), self.problems)
+            workers = min(workers, 1)
+        ring = SlotRing(workers, (batch, in_chans, *img_size))
+        if isinstance(source, StreamSource):
+            stream = StreamEvalBatches(source, reader, transform, rank, world, ring)
+            self._workers = _Workers(stream, None, workers, self.problems)
         else:
-            batches = EvalBatches(source, reader, transform)
-            self._workers = _Workers(batches, eval_places(len(source), batch, rank, world), workers, self.problems)
+            places = eval_places(len(source), batch, rank, world)
+            self._workers = _Workers(EvalBatches(source, reader, transform, ring), places, workers, self.problems)
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -158,6 +165,19 @@ def _is_small(source: ImageSource) -> bool:
     return memoryview(image).nbytes < _SMALL_IMAGE_BYTES
 
 
+@dataclass(frozen=True)
+class _Numbered:
+    """Places with the numbers of their batches."""
+
+    places: Any
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        return enumerate(self.places)
+
+
 class _Workers:
     """A DataLoader of whole batches that turns its troubles into UserErrors."""
 
@@ -165,10 +185,11 @@ class _Workers:
         self.problems = problems
         self._loader = DataLoader(
             batches,
-            sampler=places,
+            sampler=None if places is None else _Numbered(places),
             batch_size=None,
             num_workers=workers,
             pin_memory=torch.cuda.is_available(),
+            prefetch_factor=PREFETCH if workers else None,
             persistent_workers=workers > 0,
         )
         self._running: Iterator[Made] | None = None
@@ -202,6 +223,7 @@ class _Workers:
                 self.close()
                 raise UserError(made.error)
             self.problems.add(made.problems)
+            made.with_images()
         return made
 
     def close(self) -> None:

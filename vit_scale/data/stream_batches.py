@@ -7,23 +7,29 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
-from vit_scale.data.batches import SUBSTITUTES, Made, Reader, TrainPlaces, failed, shared_images, too_many_broken
+from vit_scale.data.batches import SUBSTITUTES, Draft, Made, Reader, TrainPlaces, failed, too_many_broken
+from vit_scale.data.color_ops import Planes
 from vit_scale.data.draws import keys, uniforms
 from vit_scale.data.problems import Problem
 from vit_scale.data.sample import Sample
+from vit_scale.data.slots import SlotRing
 from vit_scale.data.streaming import StreamSource
 from vit_scale.data.transforms import EvalTransform, TrainTransform
 from vit_scale.errors import UserError
+
+Ints = npt.NDArray[np.int64]
 
 
 class StreamTrainBatches(IterableDataset[Made]):
     """As many micro batches as the steps need, whatever the number of images: streams start again when they end."""
 
-    def __init__(self, source: StreamSource, reader: Reader, transform: TrainTransform, places: TrainPlaces):
-        self.source, self.reader, self.transform, self.places = source, reader, transform, places
-        self.max_workers = source.shards(places.world)
+    def __init__(
+        self, source: StreamSource, reader: Reader, transform: TrainTransform, places: TrainPlaces, ring: SlotRing
+    ):
+        self.source, self.reader, self.transform, self.places, self.ring = source, reader, transform, places, ring
 
     def __len__(self) -> int:
         return len(self.places)
@@ -34,8 +40,8 @@ class StreamTrainBatches(IterableDataset[Made]):
         first, step = (info.id, info.num_workers) if info else (0, 1)
         samples = enumerate(self._endless())
         try:
-            for positions in itertools.islice(self.places.positions(), first, None, step):
-                yield self._make(positions, samples)
+            for batch, positions in itertools.islice(enumerate(self.places.positions()), first, None, step):
+                yield self._make(batch, positions, samples)
         except UserError as error:
             yield failed(error)
 
@@ -49,17 +55,15 @@ class StreamTrainBatches(IterableDataset[Made]):
             if count == 0:
                 raise UserError(f"data.streaming: {self.source.name} gave no image to process {places.rank}")
 
-    def _make(self, positions: Any, samples: Iterator[tuple[int, Sample]]) -> Made:
-        images = shared_images(len(positions), self.reader.channels, self.transform.size)
-        out, labels = images.numpy(), np.empty(len(positions), np.int64)
-        problems: list[Problem] = []
+    def _make(self, batch: int, positions: Ints, samples: Iterator[tuple[int, Sample]]) -> Made:
+        draft = Draft(self.ring, batch, positions)
         for i, row in enumerate(uniforms(self.places.seed, positions, self.transform.slots).tolist()):
-            out[i], labels[i] = self._next_good(samples, row, problems)
-        return Made(images, labels, positions, problems)
+            draft.put(i, *self._next_good(samples, row, draft.problems))
+        return draft.finish()
 
     def _next_good(
         self, samples: Iterator[tuple[int, Sample]], row: list[float], problems: list[Problem]
-    ) -> tuple[Any, int]:
+    ) -> tuple[Planes, int]:
         for number, sample in itertools.islice(samples, SUBSTITUTES):
             made = self.reader.make(sample, self.transform, row, _problem_at(self.source, number))
             if not isinstance(made, Problem):
@@ -75,10 +79,10 @@ class StreamEvalBatches(IterableDataset[Made]):
     """
 
     def __init__(
-        self, source: StreamSource, reader: Reader, transform: EvalTransform, batch: int, rank: int, world: int
+        self, source: StreamSource, reader: Reader, transform: EvalTransform, rank: int, world: int, ring: SlotRing
     ):
-        self.source, self.reader, self.transform = source, reader, transform
-        self.batch, self.rank, self.world = batch, rank, world
+        self.source, self.reader, self.transform, self.ring = source, reader, transform, ring
+        self.batch, self.rank, self.world = ring.shape[0], rank, world
 
     def __len__(self) -> int:
         if self.source.length is None:
@@ -88,26 +92,28 @@ class StreamEvalBatches(IterableDataset[Made]):
     def __iter__(self) -> Iterator[Made]:
         samples = enumerate(self.source.samples(0, 1, None))
         try:
-            while True:
-                shared_round = list(itertools.islice(samples, self.batch * self.world))
-                if not shared_round:
+            for batch in itertools.count():
+                all_of_round = list(itertools.islice(samples, self.batch * self.world))
+                if not all_of_round:
                     return
-                yield self._make(shared_round[self.rank * self.batch : (self.rank + 1) * self.batch])
+                yield self._make(batch, all_of_round[self.rank * self.batch : (self.rank + 1) * self.batch])
         except UserError as error:
             yield failed(error)
 
-    def _make(self, samples: list[tuple[int, Sample]]) -> Made:
-        images = shared_images(self.batch, self.reader.channels, self.transform.size)
-        images.zero_()
-        out, labels, counted = images.numpy(), np.zeros(self.batch, np.int64), np.full(self.batch, -1)
-        problems: list[Problem] = []
-        for i, (number, sample) in enumerate(samples):
+    def _make(self, batch: int, samples: list[tuple[int, Sample]]) -> Made:
+        draft = Draft(self.ring, batch, np.full(self.batch, -1))
+        for i in range(self.batch):
+            if i >= len(samples):
+                draft.leave_out(i)
+                continue
+            number, sample = samples[i]
             made = self.reader.make(sample, self.transform, [], _problem_at(self.source, number))
             if isinstance(made, Problem):
-                problems.append(made)
+                draft.leave_out(i, made)
             else:
-                out[i], labels[i], counted[i] = made, sample.label, number
-        return Made(images, labels, counted, problems)
+                draft.put(i, made, sample.label)
+                draft.places[i] = number
+        return draft.finish()
 
 
 def _problem_at(source: StreamSource, number: int) -> Any:

@@ -13,14 +13,17 @@ from torch import nn
 from vit_scale.config import ModelConfig
 from vit_scale.errors import UserError
 from vit_scale.models.attention import check_attention_backend
+from vit_scale.models.timm_models import create_timm_model
 from vit_scale.models.variants import TIMM_PREFIX, Variant, get_variant
 from vit_scale.models.vit import VisionTransformer
+from vit_scale.models.weights import load_weights
 
 
 def create_model(name: str, **options: Any) -> nn.Module:
     """A model by name: a variant of the table, or `timm/<any timm model>`.
 
-    Every field of `ModelConfig` is a keyword argument of the same name; None keeps the variant's own.
+    Every field of `ModelConfig` is a keyword argument of the same name; None keeps the variant's own. With `weights`,
+    an account of what was kept, resized and skipped is printed.
 
         create_model("vit_base_patch16_224", num_classes=10, drop_path=0.2)
     """
@@ -35,11 +38,17 @@ def create_model(name: str, **options: Any) -> nn.Module:
         first = error.errors()[0]
         where = ".".join(str(part) for part in ("model", *first["loc"][:1]))
         raise UserError(f"{where} = {first['input']!r}: {first['msg']}.") from error
-    return _create(config)
+    model = _create(config)
+    if config.weights is not None:
+        print(load_weights(model, config.weights).summary())
+    return model
 
 
 def create_from_config(config: ModelConfig, *, num_classes: int, in_chans: int) -> nn.Module:
-    """The model of a recipe; the data say how many classes and channels where the recipe does not."""
+    """The model of a recipe; the data say how many classes and channels where the recipe does not.
+
+    `model.weights` is left to the caller and `load_weights`, whose account only one process should print.
+    """
     return _create(
         dataclasses.replace(
             config,
@@ -67,21 +76,7 @@ def resolve_variant(config: ModelConfig) -> Variant:
 
 def _create(config: ModelConfig) -> nn.Module:
     if config.name.startswith(TIMM_PREFIX):
-        from vit_scale.models.timm_models import create_timm_model, same_timm_model
-
-        model = create_timm_model(config)
-        if same_timm_model(config.name, config.weights):
-            return model
-    else:
-        model = _create_vit(config)
-    if config.weights is not None:
-        from vit_scale.models.weights import load_weights
-
-        print(load_weights(model, config.weights).summary())
-    return model
-
-
-def _create_vit(config: ModelConfig) -> VisionTransformer:
+        return create_timm_model(config)
     variant = resolve_variant(config)
     _check_backend(config, variant)
     return VisionTransformer(

@@ -5,9 +5,9 @@ Files are data: safetensors, or torch's format through `weights_only=True`. A pi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -26,11 +26,16 @@ _TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".tar")
 _NESTS = ("model_ema", "state_dict_ema", "model", "state_dict", "module")
 
 
+def is_hub_name(source: str | Path) -> bool:
+    """Whether these are `timm/<name>` on the hub, and not a folder of that name."""
+    return str(source).startswith(TIMM_PREFIX) and not Path(source).exists()
+
+
 def read_weights(source: str | Path) -> StateDict:
     """Named tensors of a safetensors or torch file, a run's folder, or `timm/<name>` on the hub."""
+    if is_hub_name(source):
+        return read_hub(str(source))
     path = Path(source)
-    if str(source).startswith(TIMM_PREFIX) and not path.exists():
-        return _read_hub(str(source))
     if path.is_dir():
         path = _file_of_run(path)
     if not path.is_file():
@@ -38,11 +43,13 @@ def read_weights(source: str | Path) -> StateDict:
     return _rename(_read_torch(path) if path.suffix in _TORCH_SUFFIXES else _read_safetensors(path))
 
 
-@contextmanager
-def hub_errors(source: str) -> Iterator[None]:
-    """Turn whatever keeps timm from the hub into a UserError that says what to do."""
+def read_hub(source: str, **options: Any) -> StateDict:
+    """timm's pretrained weights by name; with options of timm's model, fitted to them by timm."""
+    check_model_name(source)
+    import timm
+
     try:
-        yield
+        return timm.create_model(source.removeprefix(TIMM_PREFIX), pretrained=True, **options).state_dict()
     except Exception as error:
         # timm, huggingface_hub, the HTTP library and the file system each have errors of their own; one remedy.
         reason = next(iter(str(error).splitlines()), "")[:150]
@@ -50,14 +57,6 @@ def hub_errors(source: str) -> Iterator[None]:
             f"model.weights = {source}: could not get them from the hub ({type(error).__name__}: {reason}).\n"
             "Go online, or download model.safetensors of that model elsewhere and give its path."
         ) from error
-
-
-def _read_hub(source: str) -> StateDict:
-    check_model_name(source)
-    import timm
-
-    with hub_errors(source):
-        return timm.create_model(source.removeprefix(TIMM_PREFIX), pretrained=True).state_dict()
 
 
 def _file_of_run(folder: Path) -> Path:

@@ -13,7 +13,6 @@ from torch import nn
 
 from vit_scale.config import ModelConfig
 from vit_scale.errors import UserError
-from vit_scale.models.read_weights import hub_errors
 from vit_scale.models.variants import TIMM_PREFIX, Variant, check_model_name
 
 if TYPE_CHECKING:
@@ -49,16 +48,7 @@ def create_timm_model(config: ModelConfig) -> nn.Module:
         model = timm.create_model(timm_name, **options)
     except TypeError as error:
         raise _refusal(timm_name, options, error) from error
-    if config.weights is not None and same_timm_model(config.name, config.weights):
-        # timm knows how to fit each family's own weights; it says in its log what it changed.
-        with hub_errors(config.weights):
-            model = timm.create_model(config.weights.removeprefix(TIMM_PREFIX), pretrained=True, **options)
-    return _adapt(model, num_classes=options["num_classes"], in_chans=config.in_chans or 3, img_size=size)
-
-
-def same_timm_model(name: str, weights: str | None) -> bool:
-    """Whether these are timm's own weights for this very model; a tag after a dot picks among several."""
-    return weights is not None and weights.startswith(TIMM_PREFIX) and weights.split(".")[0] == name.split(".")[0]
+    return _adapt(model, timm_name, options, img_size=size)
 
 
 def create_counterpart(variant: Variant) -> nn.Module:
@@ -108,6 +98,8 @@ def counterpart_options(variant: Variant) -> dict[str, Any]:
 class TimmModel:
     """Mixed into the class of a timm model: what the project asks of a model and timm says otherwise or not at all."""
 
+    timm_name: str
+    timm_options: dict[str, Any]
     num_classes: int
     in_chans: int
     img_size: tuple[int, int]
@@ -149,13 +141,15 @@ class TimmModel:
         raise UserError("attention_weights: only our own models return them; use a model.name without timm/.")
 
 
-def _adapt(model: nn.Module, *, num_classes: int, in_chans: int, img_size: tuple[int, int] | None) -> nn.Module:
+def _adapt(model: nn.Module, timm_name: str, options: dict[str, Any], *, img_size: tuple[int, int] | None) -> nn.Module:
     published: dict[str, Any] = getattr(model, "pretrained_cfg", {})
     layer_ids = _layer_ids(model)
     model.__class__ = type(f"Timm{type(model).__name__}", (TimmModel, type(model)), {})
     model.__dict__.update(
-        num_classes=num_classes,
-        in_chans=in_chans,
+        timm_name=timm_name,
+        timm_options=options,
+        num_classes=options["num_classes"],
+        in_chans=options.get("in_chans", 3),
         img_size=img_size or tuple(published.get("input_size", (3, 224, 224))[1:]),
         patch_size=_patch_size(model),
         _layer_ids=layer_ids,

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor, nn
 
+from vit_scale.config import ModelConfig
 from vit_scale.errors import UserError
-from vit_scale.models.read_weights import StateDict, read_weights
+from vit_scale.models.read_weights import StateDict, is_hub_name, read_hub, read_weights
 from vit_scale.models.resample import (
     Grid,
     resample_channels,
@@ -20,6 +22,8 @@ from vit_scale.models.resample import (
     resample_relative_bias,
     source_grid,
 )
+from vit_scale.models.timm_models import TimmModel
+from vit_scale.models.variants import TIMM_PREFIX
 
 _TOKENS = ("cls_token", "dist_token", "reg_token")
 _RELATIVE = "rel_pos.relative_position_bias_table"
@@ -57,9 +61,10 @@ def load_weights(model: nn.Module, source: str | Path, *, grid: Grid | None = No
     `source`: a safetensors or torch file, a run's folder (the average if it has one), or `timm/<name>` from the hub.
     Weights of another resolution, patch size, number of channels or number of classes are fitted; those of another
     width or depth are a UserError. `grid`: rows and columns of patches that the weights were made for, needed only
-    where it is neither square nor of the model's proportions.
+    for a lone file where it is neither square nor of the model's proportions.
     """
-    return fit_weights(model, read_weights(source), source=str(source), grid=grid)
+    weights = _read_own_hub_weights(model, source) if _is_own_hub_name(model, source) else read_weights(source)
+    return fit_weights(model, weights, source=str(source), grid=grid or _grid_of_run(Path(source)))
 
 
 def fit_weights(model: nn.Module, weights: StateDict, *, source: str, grid: Grid | None = None) -> WeightsReport:
@@ -83,6 +88,31 @@ def fit_weights(model: nn.Module, weights: StateDict, *, source: str, grid: Grid
         raise UserError(f"model.weights = {source}: not one tensor fits the model; they were made by another one.")
     model.load_state_dict(fitted, strict=False)
     return report
+
+
+def _is_own_hub_name(model: nn.Module, source: str | Path) -> bool:
+    """Whether these are timm's own weights for this very timm model; a tag after a dot picks among several."""
+    name = str(source).removeprefix(TIMM_PREFIX)
+    return is_hub_name(source) and isinstance(model, TimmModel) and name.split(".")[0] == model.timm_name.split(".")[0]
+
+
+def _read_own_hub_weights(model: Any, source: str | Path) -> StateDict:
+    """timm knows best how to fit each family's weights to the options of the model; a head it made anew is left out."""
+    weights = read_hub(str(source), **model.timm_options)
+    if model.num_classes == model.pretrained_cfg["num_classes"]:
+        return weights
+    return {name: tensor for name, tensor in weights.items() if not name.startswith(_heads(model))}
+
+
+def _grid_of_run(folder: Path) -> Grid | None:
+    """The grid that a run's own options tell, if the source is a run of one of our models."""
+    from vit_scale.models.create import resolve_variant
+
+    try:
+        options = yaml.safe_load((folder / "config.yaml").read_text())["model"]
+        return resolve_variant(ModelConfig(**options)).grid
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError, UserError):
+        return None  # The options of a run only help; weights are read without them too.
 
 
 def _another_architecture(source: str, name: str, found: torch.Size, own: torch.Size) -> UserError:

@@ -106,8 +106,17 @@ def compare(name: str, ours: nn.Module, matched: str, theirs: nn.Module) -> Timm
         *(line for stage, s in stages.items() for line in _differing(f"{stage}: output", s.ours, s.timm)),
         *_mac_differences(variant, our_trace, their_trace),
     ]
-    macs, timm_macs = our_trace.macs.total(), their_trace.macs.total()
-    return TimmCheck(name, matched, "", params, timm_params, len(our_tensors), macs, timm_macs, stages, differences)
+    return TimmCheck(
+        model=name,
+        matched=matched,
+        params=params,
+        timm_params=timm_params,
+        tensors=len(our_tensors),
+        macs=our_trace.macs.total(),
+        timm_macs=their_trace.macs.total(),
+        stages=stages,
+        differences=differences,
+    )
 
 
 def _own_model_of_timm(config: ModelConfig) -> TimmCheck:
@@ -115,10 +124,18 @@ def _own_model_of_timm(config: ModelConfig) -> TimmCheck:
     model = build_for_counting(config)
     followed = trace(model, model.img_size, model.in_chans)  # type: ignore[arg-type]
     stages = {name: StageShapes(shapes, shapes) for name, shapes in followed.stages.items()}
-    tensors, macs = _shapes(model), followed.macs.total()
-    params = sum(p.numel() for p in model.parameters())
-    matched = config.name.removeprefix(TIMM_PREFIX)
-    return TimmCheck(config.name, matched, "timm's own model", params, params, len(tensors), macs, macs, stages)
+    params, macs = sum(p.numel() for p in model.parameters()), followed.macs.total()
+    return TimmCheck(
+        model=config.name,
+        matched=config.name.removeprefix(TIMM_PREFIX),
+        reason="timm's own model",
+        params=params,
+        timm_params=params,
+        tensors=len(_shapes(model)),
+        macs=macs,
+        timm_macs=macs,
+        stages=stages,
+    )
 
 
 def build_for_counting(config: ModelConfig) -> nn.Module:

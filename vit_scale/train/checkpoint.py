@@ -76,7 +76,9 @@ class CheckpointFolder:
         try:
             self._writing.result()
         except Exception as error:  # noqa: BLE001 -- whatever it is, training goes on
-            self._problem = f"A checkpoint could not be saved: {error}. Training goes on; earlier checkpoints are whole."
+            self._problem = (
+                f"A checkpoint could not be saved: {error}. Training goes on; earlier checkpoints are whole."
+            )
         self._writing = None
 
     def close(self) -> None:
@@ -258,7 +260,7 @@ class _ShardReader:
                 self._where.setdefault(key, []).append((file, start))
             for name, entries in json.loads(metadata["numbers"]).items():
                 self.scalars.setdefault(name, {}).update(entries)
-            for key in file.keys():
+            for key in file.keys():  # noqa: SIM118 -- not a dict
                 if key.startswith("scalar/"):
                     _, entry, name = key.split("/")
                     self.scalars.setdefault(name, {})[entry] = file.get_tensor(key)
@@ -310,7 +312,7 @@ def what_is_wrong(checkpoint: Path) -> str | None:
 
 def newest_whole(run_folder: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that is whole, and a line for each newer one that is not."""
-    problems = []
+    problems: list[str] = []
     for checkpoint in reversed(list_checkpoints(run_folder / "checkpoints")):
         wrong = what_is_wrong(checkpoint)
         if wrong is None:

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from vit_scale.config import Config
 from vit_scale.data.sources import Data
+from vit_scale.models.interface import ImageModel
 from vit_scale.report.count import count_model
 from vit_scale.report.timm_check import check_against_timm
 from vit_scale.train.plan import Plan
@@ -34,19 +33,19 @@ class Description:
 
 
 def describe(
-    config: Config, plan: Plan, data: Data, model: nn.Module, strategy: str, precision: str, folder: Path
+    config: Config, plan: Plan, data: Data, model: ImageModel, strategy: str, precision: str, folder: Path
 ) -> Description:
     """Count the model, check it against timm, and put the plan into words."""
     count = count_model(model, model.img_size, model.in_chans)
     check = check_against_timm(config.model, num_classes=model.num_classes, in_chans=model.in_chans)
-    epochs = plan.epoch(plan.steps)
+    epochs = f" = {plan.epoch(plan.steps):.4g} epochs" if plan.train_images else ""
     warmup = f", {plan.warmup_steps:,} of them warm-up" if plan.warmup_steps else ""
     rows = {
         "model": f"{config.model.name}, {count.params:,} parameters, {count.macs / 1e9:.3g} GMACs a forward pass",
         "timm": check.summary(),
         "data": data.description,
         "batch": plan.batch_in_words(),
-        "length": f"{plan.steps:,} updates = {epochs:.4g} epochs{warmup}",
+        "length": f"{plan.steps:,} updates{epochs}{warmup}",
         "precision": precision,
         "strategy": STRATEGIES[strategy],
         "folder": str(folder),
@@ -62,8 +61,11 @@ def describe(
         "class_names": list(data.class_names),
     }
     spent = count.train_flops_per_image(
-        drop_path=config.model.drop_path if config.model.drop_path_mode == "skip" else 0.0,
-        patch_dropout=config.model.patch_dropout,
-        activation_checkpointing=config.parallel.activation_checkpointing,
+        config.model.drop_path,
+        config.model.patch_dropout,
+        config.parallel.activation_checkpointing,
+        drop_path_schedule=config.model.drop_path_schedule,
+        drop_path_mode=config.model.drop_path_mode,
+        batch=plan.micro_batch,
     )
     return Description(rows, numbers, spent)

@@ -16,11 +16,11 @@ from vit_scale.train.shards import gather
 
 def finish(run: Run) -> None:
     """Write the final weights and the summary, and show it; all processes take part."""
-    run.screen.stop()
     files = save_weights(run)
-    run.checkpoints.close()
-    if problem := run.checkpoints.problem():
-        run.screen.say(problem)
+    run.close()
+    for problem in (run.checkpoints.problem(), run.train_loader.problems.summary(), run.eval_loader.problems.summary()):
+        if problem:
+            run.screen.say(problem)
     if run.record is None:
         return
     seconds = time.perf_counter() - run.started

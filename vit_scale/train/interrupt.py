@@ -29,7 +29,7 @@ class Interrupt:
         for number in EXIT_STATUS:
             self._previous[number] = signal.signal(number, self._receive)
         if dist.is_initialized() and dist.get_world_size() > 1:
-            self._group = dist.new_group(backend="gloo")
+            self._group = dist.new_group(backend="gloo")  # type: ignore[assignment]
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:

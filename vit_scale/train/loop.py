@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from signal import Signals
 
 import torch
 import torch.distributed as dist
@@ -90,9 +92,8 @@ class Meter:
     loss_sum: torch.Tensor | None = None
     norm: torch.Tensor | None = None
 
-    def timed(self, updates):  # type: ignore[no-untyped-def]
+    def timed(self, updates: Iterator[list[Batch]]) -> Iterator[list[Batch]]:
         """`updates`, with the time spent waiting for them counted."""
-        updates = iter(updates)
         while True:
             start = time.perf_counter()
             try:
@@ -110,7 +111,8 @@ class Meter:
     def read(self) -> dict[str, float]:
         """The metrics since the last call, over all processes; then start anew."""
         run = self.run
-        assert self.loss_sum is not None and self.norm is not None
+        assert self.loss_sum is not None
+        assert self.norm is not None
         loss = self.loss_sum / self.steps
         if dist.is_initialized():
             dist.all_reduce(loss)
@@ -160,13 +162,11 @@ def evaluate_now(run: Run, meter: Meter) -> bool:
     """Evaluate raw and averaged weights; True where this is the best so far."""
     state = run.state
     log(run, meter)
-    loader = run.eval_loader()
-    metrics = {f"val/{k}": v for k, v in evaluate(state.model, loader, run.normalize, run.device).items()}
+    metrics = {f"val/{k}": v for k, v in evaluate(state.model, run.eval_loader, run.normalize, run.device).items()}
     if state.ema is not None:
         with state.ema.applied():
-            averaged = evaluate(state.model, loader, run.normalize, run.device)
+            averaged = evaluate(state.model, run.eval_loader, run.normalize, run.device)
         metrics |= {f"val_ema/{k}": v for k, v in averaged.items()}
-    loader.close()
     best = max(metrics["val/top1"], metrics.get("val_ema/top1", 0.0))
     improved = best > state.best_top1
     if improved:
@@ -188,10 +188,9 @@ def save(run: Run) -> None:
         run.screen.say(problem)
 
 
-def stop_early(run: Run, signal) -> int:  # type: ignore[no-untyped-def]
+def stop_early(run: Run, signal: Signals) -> int:
     """End cleanly after a signal, with the way to go on."""
-    run.checkpoints.close()
-    run.screen.stop()
+    run.close()
     run.screen.say(f"Stopped by {signal.name} after step {run.state.step:,}; saved in {run.folder}/checkpoints.")
     run.screen.say("The same command goes on from there.")
     if run.record is not None:

@@ -17,7 +17,7 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
     Vectors (biases, norms, LayerScale) and what the model names in `no_weight_decay()` (tokens, position embeddings)
     are not decayed. `lr_scale` is layer_decay to the number of layers above.
     """
-    undecayed = getattr(model, "no_weight_decay", set)()
+    undecayed: set[str] = model.no_weight_decay()  # type: ignore[operator]
     groups: dict[tuple[float, float], dict[str, Any]] = {}
     for name, p in model.named_parameters():
         if not p.requires_grad:
@@ -46,11 +46,21 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
 
 
 def _timm_optimizer(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:
-    from timm.optim import create_optimizer_v2
+    from timm.optim import create_optimizer_v2, get_optimizer_info
 
     check_optimizer_name(config.name)
-    # timm multiplies group["lr"] by a scale of its own; ours is applied by set_learning_rate
-    return create_optimizer_v2(groups, opt=config.name, lr=config.lr, weight_decay=config.weight_decay)
+    info = get_optimizer_info(config.name)
+    options: dict[str, Any] = {}
+    if info.has_eps:
+        options["eps"] = config.eps
+    if info.has_betas and info.num_betas == 2:
+        options["betas"] = config.betas
+    if info.has_momentum:
+        options["momentum"] = config.momentum
+    try:
+        return create_optimizer_v2(groups, opt=config.name, lr=config.lr, weight_decay=config.weight_decay, **options)
+    except (AssertionError, ImportError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(f"optim.name = {config.name!r}: cannot be used here: {error}") from None
 
 
 def check_optimizer_name(name: str) -> None:
@@ -61,7 +71,7 @@ def check_optimizer_name(name: str) -> None:
 
     from timm.optim import list_optimizers
 
-    known = [*list_optimizers(), "adamw", "sgd"]
+    known = [*map(str, list_optimizers()), "adamw", "sgd"]
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "adamw, lamb, sgd, or a name of timm.optim"

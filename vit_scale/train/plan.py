@@ -19,6 +19,7 @@ class Plan:
     """What was decided before the first step. It is recorded with the run and kept when resuming."""
 
     train_images: int
+    """0: a stream that does not tell."""
     steps: int
     warmup_steps: int
     global_batch: int
@@ -29,7 +30,7 @@ class Plan:
 
     def epoch(self, step: int) -> float:
         """Passes over the training images after `step` updates."""
-        return step * self.global_batch / self.train_images
+        return step * self.global_batch / self.train_images if self.train_images else 0.0
 
     def batch_in_words(self) -> str:
         processes = f"{self.processes} process{'es' if self.processes > 1 else ''}"

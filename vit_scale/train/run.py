@@ -8,18 +8,23 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
 
 from vit_scale.config import Config
+from vit_scale.data.cache import with_cache
 from vit_scale.data.loading import Batch, EvalLoader, TrainLoader, choose_workers
 from vit_scale.data.mixing import Mixing
-from vit_scale.data.normalize import Normalize, resolve_normalization
+from vit_scale.data.normalize import Normalize, Values, resolve_normalization
+from vit_scale.data.rand_augment import parse_spec
 from vit_scale.data.sources import Data, open_data
+from vit_scale.data.streaming import StreamSource
 from vit_scale.errors import UserError
 from vit_scale.models import create_from_config
+from vit_scale.models.attention import check_attention_backend
+from vit_scale.models.interface import ImageModel
 from vit_scale.models.weights import load_weights
 from vit_scale.train import checkpoint, run_folder
 from vit_scale.train.describe import Description, describe
@@ -51,7 +56,8 @@ class Run:
     lr: LearningRate
     normalize: Normalize
     mixing: Mixing
-    workers: int
+    train_loader: TrainLoader
+    eval_loader: EvalLoader
     checkpoints: checkpoint.CheckpointFolder
     screen: Screen
     record: Record | None
@@ -66,51 +72,27 @@ class Run:
 
     def updates(self) -> Iterator[list[Batch]]:
         """The micro batches of this process, a list for each update still to be done."""
-        loader = TrainLoader(
-            self.data.train,
-            augment=self.config.augment,
-            global_batch=self.plan.global_batch,
-            micro_batch=self.plan.micro_batch,
-            seed=self.config.run.seed,
-            start_step=self.state.step,
-            end_step=self.plan.steps,
-            **self._loader_options(),
-        )
-        batches = iter(loader)
-        try:
-            for _ in range(self.state.step, self.plan.steps):
-                yield [next(batches) for _ in range(self.plan.accumulation)]
-        finally:
-            loader.close()
+        batches = iter(self.train_loader)
+        for _ in range(self.state.step, self.plan.steps):
+            yield [next(batches) for _ in range(self.plan.accumulation)]
 
-    def eval_loader(self) -> EvalLoader:
-        """The validation images, once."""
-        return EvalLoader(
-            self.data.val, augment=self.config.augment, batch=self.plan.eval_batch, **self._loader_options()
-        )
-
-    def _loader_options(self) -> dict[str, Any]:
-        return {
-            "img_size": self.state.model.img_size,
-            "in_chans": self.state.model.in_chans,
-            "rank": self.accelerator.process_index,
-            "world": self.accelerator.num_processes,
-            "workers": self.workers,
-            "on_error": self.config.data.on_error,
-        }
+    def close(self) -> None:
+        """End all that runs beside the loop: loading processes and the writer of checkpoints."""
+        self.screen.stop()
+        self.train_loader.close()
+        self.eval_loader.close()
+        self.checkpoints.close()
 
 
 def build_run(config: Config, recipe: str) -> Run:
     """Check everything a user can get wrong, then build; raises `UserError` with nothing written."""
     started = time.perf_counter()
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
-    check_optimizer_name(config.optim.name)
-    precision = resolve_precision(config.parallel.precision, torch.device(device_type))
     strategy, launcher_note = resolve_strategy(config.parallel.strategy)
+    precision = _check_options(config, torch.device(device_type))
     data = open_data(config.data, seed=config.run.seed)
-    plan = make_plan(config, train_images=len(data.train), processes=world_size(), device=device_type)
+    plan = make_plan(config, train_images=_train_images(config, data), processes=world_size(), device=device_type)
     model, weights_note = _build_model(config, data)
-    mean, std = resolve_normalization(config.data, config.model.name, data.in_chans)
     accelerator = make_accelerator(config, plan, strategy, precision)
     folder, found, notes = on_main(lambda: _open_folder(config, recipe, plan))
     session = on_main(lambda: secrets.token_hex(4))
@@ -122,6 +104,8 @@ def build_run(config: Config, recipe: str) -> Run:
     for note in filter(None, [launcher_note, weights_note, *notes]):
         screen.say(note)
     screen.table(f"Training {recipe}", description.rows)
+    mean, std = resolve_normalization(config.data, config.model.name, model.in_chans)
+    train_loader, eval_loader = _build_loaders(config, plan, data, state, accelerator, mean, std)
     return Run(
         config=config,
         plan=plan,
@@ -132,7 +116,8 @@ def build_run(config: Config, recipe: str) -> Run:
         lr=learning_rate(config, plan),
         normalize=Normalize(mean, std).to(accelerator.device),
         mixing=_build_mixing(config, plan, model),
-        workers=choose_workers(config.data, _processes_here(plan), data.train),
+        train_loader=train_loader,
+        eval_loader=eval_loader,
         checkpoints=checkpoint.CheckpointFolder(
             folder,
             keep=config.run.keep,
@@ -148,14 +133,32 @@ def build_run(config: Config, recipe: str) -> Run:
     )
 
 
-def _build_model(config: Config, data: Data) -> tuple[nn.Module, str | None]:
+def _check_options(config: Config, device: torch.device) -> str:
+    """What can be known to be wrong before anything is read; returns the precision."""
+    check_optimizer_name(config.optim.name)
+    parse_spec(config.augment)
+    precision = resolve_precision(config.parallel.precision, device)
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    check_attention_backend(config.model.attention, device, dtype=dtype, bias=config.model.pos_embed == "relative")
+    torch.set_float32_matmul_precision("high" if config.parallel.tf32 else "highest")
+    torch.use_deterministic_algorithms(config.parallel.deterministic)
+    return precision
+
+
+def _train_images(config: Config, data: Data) -> int:
+    """Training images; 0 for a stream that does not tell, whose length must then be given in steps."""
+    if isinstance(data.train, StreamSource) and config.schedule.steps is not None:
+        return data.train.length or 0
+    return len(data.train)
+
+
+def _build_model(config: Config, data: Data) -> tuple[ImageModel, str | None]:
     torch.manual_seed(config.run.seed)
     classes = config.model.num_classes or data.num_classes
     if classes < data.num_classes:
         raise UserError(f"model.num_classes = {classes}: the data has {data.num_classes} classes")
-    model = create_from_config(
-        config.model, num_classes=classes, in_chans=config.model.in_chans or data.in_chans
-    )
+    created = create_from_config(config.model, num_classes=classes, in_chans=config.model.in_chans or data.in_chans)
+    model = cast(ImageModel, created)
     if config.model.weights is None:
         return model, None
     return model, load_weights(model, config.model.weights).summary()
@@ -174,8 +177,10 @@ def _open_folder(config: Config, recipe: str, plan: Plan) -> tuple[Path, Path | 
     if found:
         step = checkpoint.step_of(found)
         if step >= plan.steps:
-            raise RunFinished(f"The run in {folder} is finished: {step:,} of {plan.steps:,} steps are done.\n"
-                              "A larger schedule goes on from there; run.resume=never starts it anew.")
+            raise RunFinished(
+                f"The run in {folder} is finished: {step:,} of {plan.steps:,} steps are done.\n"
+                "A larger schedule goes on from there; run.resume=never starts it anew."
+            )
         notes.append(f"Going on from {found}, after step {step:,} of {plan.steps:,}.")
     return folder, found, notes
 
@@ -184,11 +189,11 @@ class RunFinished(Exception):
     """There is nothing left to do in the folder that was asked for; not an error."""
 
 
-def _build_state(config: Config, model: nn.Module, accelerator: Accelerator, strategy: str) -> TrainState:
+def _build_state(config: Config, model: ImageModel, accelerator: Accelerator, strategy: str) -> TrainState:
     optimizer = build_optimizer(model.to(accelerator.device), config.optim)
     if config.parallel.compile:
-        model.compile_blocks()  # type: ignore[operator]
-    model.set_activation_checkpointing(config.parallel.activation_checkpointing)  # type: ignore[operator]
+        model.compile_blocks()
+    model.set_activation_checkpointing(config.parallel.activation_checkpointing)
     wrapped, optimizer = wrap(model, optimizer, accelerator)
     shards = make_shards(model, wrapped, optimizer, strategy)
     ema = Ema(shards, config.ema.decay, config.ema.warmup) if config.ema.decay else None
@@ -208,18 +213,49 @@ def wrap(
     return accelerator.prepare(model), optimizer
 
 
-def _build_mixing(config: Config, plan: Plan, model: nn.Module) -> Mixing:
+def _build_mixing(config: Config, plan: Plan, model: ImageModel) -> Mixing:
+    unmixed = round(config.augment.mix_off_epochs * plan.train_images / plan.global_batch)
     return Mixing(
-        config.augment, num_classes=model.num_classes, global_batch=plan.global_batch, seed=config.run.seed
+        config.augment,
+        num_classes=model.num_classes,
+        global_batch=plan.global_batch,
+        seed=config.run.seed,
+        patch_size=model.patch_size,
+        off_from_step=plan.steps - unmixed if unmixed else None,
     )
+
+
+def _build_loaders(
+    config: Config, plan: Plan, data: Data, state: TrainState, accelerator: Accelerator, mean: Values, std: Values
+) -> tuple[TrainLoader, EvalLoader]:
+    model = state.model
+    options = {
+        "augment": config.augment,
+        "img_size": model.img_size,
+        "in_chans": model.in_chans,
+        "rank": accelerator.process_index,
+        "world": accelerator.num_processes,
+        "workers": choose_workers(config.data, _processes_here(plan), data.train),
+        "on_error": config.data.on_error,
+    }
+    train = TrainLoader(
+        with_cache(data.train, config.data, img_size=model.img_size, in_chans=model.in_chans),
+        global_batch=plan.global_batch,
+        micro_batch=plan.micro_batch,
+        seed=config.run.seed,
+        start_step=state.step,
+        end_step=plan.steps,
+        mean=mean,
+        std=std,
+        **options,
+    )
+    return train, EvalLoader(data.val, batch=plan.eval_batch, **options)
 
 
 def _processes_here(plan: Plan) -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", plan.processes))
 
 
-def _open_record(
-    config: Config, folder: Path, state: TrainState, description: Description, screen: Screen
-) -> Record:
+def _open_record(config: Config, folder: Path, state: TrainState, description: Description, screen: Screen) -> Record:
     run_folder.write_config(folder, config)
     return Record(folder, config, step=state.step, facts=description.numbers, say=screen.say)

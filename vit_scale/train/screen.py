@@ -53,7 +53,11 @@ class Screen:
         """Begin the progress at `step`."""
         self._rate = (time.perf_counter(), step)
         if self.enabled and self.console.is_terminal:
-            columns = (TextColumn("step {task.completed:,} of {task.total:,}"), BarColumn(24), TextColumn("{task.description}"))
+            columns = (
+                TextColumn("step {task.completed:,} of {task.total:,}"),
+                BarColumn(24),
+                TextColumn("{task.description}"),
+            )
             self._bar = Progress(*columns, console=self.console, transient=True)
             self._bar.add_task("", total=self._steps, completed=step)
             self._bar.start()

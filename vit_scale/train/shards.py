@@ -180,7 +180,7 @@ class Zero3(_Partitioned):
     def _place(self, p: nn.Parameter) -> tuple[torch.Tensor, int, int, int] | None:
         group, offset, length = self.zero.grad_position[self.zero.get_param_id(p)]
         start = dist.get_rank() * length
-        length = min(length, p.ds_numel - start)  # the last partition is padded
+        length = min(length, p.ds_numel - start)  # type: ignore[attr-defined]  # the last partition is padded
         return (self.zero.fp32_partitioned_groups_flat[group], offset, length, start) if length > 0 else None
 
     def publish(self) -> None:
@@ -202,9 +202,7 @@ def make_shards(model: nn.Module, wrapped: Any, optimizer: torch.optim.Optimizer
     if strategy.startswith("zero"):
         return Zero12(model, wrapped)
     spread = dist.is_initialized()
-    return Replicated(
-        model, optimizer, dist.get_rank() if spread else 0, dist.get_world_size() if spread else 1
-    )
+    return Replicated(model, optimizer, dist.get_rank() if spread else 0, dist.get_world_size() if spread else 1)
 
 
 def gather(pieces: Pieces, shapes: dict[str, torch.Size], device: torch.device) -> dict[str, torch.Tensor]:

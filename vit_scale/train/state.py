@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
+from vit_scale.models.interface import ImageModel
 from vit_scale.train.ema import Ema
 from vit_scale.train.shards import Shards
 
@@ -22,7 +22,7 @@ class TrainState:
     augmentation, mixing, and the random numbers of dropout and stochastic depth.
     """
 
-    model: nn.Module
+    model: ImageModel
     """The bare module, with timm's parameter names."""
     wrapped: Any
     """What is called in the forward pass: the bare module, DDP around it, or DeepSpeed's engine."""

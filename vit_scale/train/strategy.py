@@ -71,16 +71,18 @@ def make_accelerator(config: Config, plan: Plan, strategy: str, precision: str) 
         return Accelerator(cpu=not has_gpu, kwargs_handlers=handlers, **common)
     if world_size() == 1:
         _pretend_to_be_launched()
-    return Accelerator(deepspeed_plugin=_deepspeed_plugin(config, plan, strategy, precision),
-                       kwargs_handlers=[group], **common)
+    return Accelerator(
+        deepspeed_plugin=_deepspeed_plugin(config, plan, strategy, precision), kwargs_handlers=[group], **common
+    )
 
 
 def _deepspeed_plugin(config: Config, plan: Plan, strategy: str, precision: str) -> Any:
     try:
         import deepspeed  # noqa: F401
     except ImportError:
-        raise UserError(f"parallel.strategy = {strategy!r}: needs DeepSpeed, which runs on Linux: "
-                        "pip install deepspeed") from None
+        raise UserError(
+            f"parallel.strategy = {strategy!r}: needs DeepSpeed, which runs on Linux: pip install deepspeed"
+        ) from None
     from accelerate.utils import DeepSpeedPlugin
 
     return DeepSpeedPlugin(hf_ds_config=deepspeed_settings(config, plan, strategy, precision))
@@ -126,7 +128,7 @@ def on_main(decide: Callable[[], T]) -> T:
         except Exception as error:  # noqa: BLE001 -- whatever it is, the other processes must not wait for it
             outcome = [(None, error)]
     dist.broadcast_object_list(outcome)
-    result, error = outcome[0]
-    if error is not None:
-        raise error
+    result, raised = outcome[0]
+    if raised is not None:
+        raise raised
     return result

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import os
 import subprocess
 import sys
@@ -40,7 +41,8 @@ class Record:
 
     def log(self, step: int, metrics: Metrics) -> None:
         """A line of metrics.jsonl, the same to W&B, and the last values into the summary."""
-        line = {"step": step} | metrics
+        # JSON has no NaN
+        line = {"step": step} | {k: v if math.isfinite(v) else None for k, v in metrics.items()}
         self.summary |= line
         try:
             with (self.folder / "metrics.jsonl").open("a") as file:
@@ -108,7 +110,7 @@ def git_commit() -> str | None:
         return None
 
 
-def wandb_mode(asked: str) -> str:
+def wandb_mode(asked: str) -> Any:
     """`auto` is online when there is a key for the server, else offline; never a prompt."""
     if asked != "auto":
         return asked
