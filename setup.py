@@ -16,6 +16,7 @@ REQUIRES = [
     "simplejpeg>=1.8",  # decodes JPEG at a reduced size, faster than Pillow
     "PyYAML>=6.0",
     "pydantic>=2.9",
+    "psutil>=5.9",
     "rich>=13.7",
     "scikit-learn>=1.4",  # the embedded digits
 ]

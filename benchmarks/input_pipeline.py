@@ -2,11 +2,11 @@
 
     python benchmarks/input_pipeline.py [--data FOLDER] [--size 224] [--json]
 
-Both sides read the same images with the same number of workers, take a random resized crop (random interpolation), flip,
-apply `rand-m9-mstd0.5-inc1`, erase with probability 0.25, and hand over normalised float batches; the statistics of the
-batches are compared before anything is timed. Rounds are interleaved, and the ratio is the median of the rounds' ratios.
-`decode only` is what the workers reach if they decode every JPEG as a whole with libjpeg-turbo and do nothing else; a
-pipeline that does not decode what it does not need may exceed it. Without --data, photographs that come with
+Both sides read the same images with the same number of workers, take a random resized crop (random interpolation),
+flip, apply `rand-m9-mstd0.5-inc1`, erase with probability 0.25, and hand over normalised float batches; the statistics
+of the batches are compared before anything is timed. Rounds are interleaved, and the ratio is the median of the rounds'
+ratios. `decode only` is what the workers reach if they decode every JPEG as a whole with libjpeg-turbo and do nothing
+else; a pipeline that does not decode what it does not need may exceed it. Without --data, photographs that come with
 scikit-learn are cut into JPEG files of about 470x400.
 """
 
@@ -18,7 +18,6 @@ import json
 import os
 import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -59,6 +58,8 @@ class Result:
 
 def main() -> None:
     """Parse, measure, print."""
+    # The training process only normalises here; more threads would take the cores from the workers.
+    torch.set_num_threads(1)
     args = parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.data or make_photographs(Path(scratch) / "photographs")
@@ -299,7 +300,8 @@ def machine() -> str:
     if info.exists():
         models = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
         name = models[0] if models else name
-    return f"{name}, {os.cpu_count()} cores; torch {torch.__version__}, timm {timm.__version__}, Python {sys.version.split()[0]}"
+    versions = f"torch {torch.__version__}, timm {timm.__version__}, Python {platform.python_version()}"
+    return f"{name}, {os.cpu_count()} cores; {versions}"
 
 
 def as_text(report: dict[str, Any]) -> str:

@@ -8,10 +8,12 @@ import sys
 from collections.abc import Callable, Sequence
 
 from vit_scale.errors import UserError
+from vit_scale.launcher import adopt_launcher
 
 
 def run_main(main: Callable[[Sequence[str]], int]) -> None:
     """Run `main(argv)` and exit with its status; a `UserError` is a message on stderr and status 2."""
+    adopt_launcher()
     try:
         status = main(sys.argv[1:])
     except UserError as error:

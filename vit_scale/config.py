@@ -54,7 +54,7 @@ class ModelConfig:
     num_heads: Count | None = None
     """Attention heads; must divide the width."""
     mlp_ratio: Positive | None = None
-    """Hidden width of the MLP over the token width."""
+    """Hidden width of the MLP over the token width; SwiGLU takes two thirds of it, for as many parameters."""
     mlp: Literal["gelu", "swiglu"] | None = None
     """Kind of MLP."""
     drop_path: Rate = 0.0
@@ -116,7 +116,7 @@ class DataConfig:
     on_error: Literal["raise", "skip"] = "raise"
     """A broken image: stop and name it, or take a deterministic substitute and count."""
     cache: Literal["none", "decoded"] = "none"
-    """`decoded` keeps a memory-mapped copy of all images, decoded once at `cache_size`."""
+    """`decoded` keeps a memory-mapped copy of all training images, decoded once at `cache_size`."""
     cache_dir: str | None = None
     """Folder of the decoded copy; null: `vit_scale` in the user's cache folder."""
     cache_size: Count | None = None
@@ -145,13 +145,15 @@ class AugmentConfig:
     """What happens to an image between the file and the model."""
 
     crop: Literal["random_resized", "random", "none"] = "random_resized"
-    """Random crop of random size; resize, pad and crop at a random place; or resize only."""
+    """Random crop of random size; resize, pad and crop at a random place; or resize and crop the centre."""
     crop_scale: tuple[Fraction, Fraction] = (0.08, 1.0)
     """Share of the area that a random resized crop takes."""
     crop_ratio: tuple[Positive, Positive] = (0.75, 1.3333)
     """Width over height of a random resized crop."""
     crop_padding: CountOrZero = 4
-    """Pixels of reflected border before a `random` crop."""
+    """Pixels of border that are added before a `random` crop."""
+    crop_border: Literal["reflect", "black"] = "reflect"
+    """What that border shows: the image mirrored, or black."""
     interpolation: Interpolation = "random"
     """Resampling in training; `random` picks bicubic or bilinear for each image."""
     hflip: Fraction = 0.5
@@ -270,6 +272,10 @@ class ParallelConfig:
 
     strategy: Literal["auto", "ddp", "zero1", "zero2", "zero3"] = "auto"
     """`auto` follows the launcher."""
+    offload: Literal["none", "optimizer", "params"] = "none"
+    """ZeRO: keep in host memory the optimiser's state (any stage), or that and the weights (`zero3`)."""
+    timeout_seconds: Count = 600
+    """A process that waits this long for another gives up, and the run ends."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """`auto`: bf16 where the hardware has it, fp16 on older GPUs, fp32 on a CPU."""
     compile: Bool = False

@@ -43,6 +43,7 @@ def test_mistake_exits_2_without_traceback(launch: Launch, arguments: list[str],
     ("options", "said"),
     [
         (["optim.name=adamww"], "adamw"),
+        (["optim.name=lamb", "parallel.strategy=zero1"], "looks at whole layers"),
         (["data.source=no/such/folder"], "data.source"),
         (["run.resume=no/such/checkpoint"], "there is no such checkpoint"),
         (["model.num_classes=3"], "the data has 10 classes"),

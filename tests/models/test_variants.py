@@ -83,6 +83,9 @@ def test_an_unknown_name_names_the_nearest() -> None:
         check_model_name("vit_smal_patch16_224")
     with pytest.raises(UserError, match="model.name.*resnet5O.*resnet50"):
         check_model_name("timm/resnet5O")
+    with pytest.raises(UserError, match="model.name.*resnet50.a1_in2k.*resnet50.a1_in1k"):
+        check_model_name("timm/resnet50.a1_in2k")
+    check_model_name("timm/resnet50.a1_in1k")
     with pytest.raises(UserError, match="model.name"):
         create_model("qqq")
 

@@ -83,6 +83,16 @@ def test_a_run_knows_its_grid(tmp_path: Path) -> None:
     model = create_model("vit_mu", img_size=32)
     load_weights(model, tmp_path)
     torch.testing.assert_close(model.pos_embed, resample_abs_pos_embed(old.pos_embed, [4, 4], old_size=[2, 4]))
+    upright = create_model("vit_mu", img_size=(32, 16))
+    load_weights(upright, tmp_path)
+    torch.testing.assert_close(upright.pos_embed, resample_abs_pos_embed(old.pos_embed, [4, 2], old_size=[2, 4]))
+
+
+def test_weights_with_a_class_token_load_into_a_model_without(weights: Path) -> None:
+    report = load_weights(create_model("vit_mu", pool="mean", class_token=False), weights)
+    assert set(report.skipped) == {"cls_token", "norm.weight", "norm.bias"}
+    assert set(report.initialised) == {"fc_norm.weight", "fc_norm.bias"}
+    assert list(report.resized) == ["pos_embed"]
 
 
 def test_a_class_token_with_a_position_loads_where_it_has_none_and_gives_the_same_output(tmp_path: Path) -> None:

@@ -11,14 +11,21 @@ from torch import nn
 
 from vit_scale.config import OptimConfig
 from vit_scale.train.optim import build_optimizer, parameter_groups, set_learning_rate
+from vit_scale.train.shards import Replicated
 from vit_scale.train.state import TrainState
 from vit_scale.train.update import apply_update
 
 ACCELERATOR = SimpleNamespace(scaler=None, distributed_type=SimpleNamespace(value="NO"))
 
 
+class Model(nn.Linear):
+    def no_weight_decay(self) -> set[str]:
+        return set()
+
+
 def state_of(model: nn.Module, **options: object) -> TrainState:
-    return TrainState(model, model, build_optimizer(model, OptimConfig(**options)), None)  # type: ignore[arg-type]
+    optimizer = build_optimizer(model, OptimConfig(**options))  # type: ignore[arg-type]
+    return TrainState(model, model, optimizer, Replicated(model, optimizer, rank=0, world=1))  # type: ignore[arg-type]
 
 
 def backward(model: nn.Module, scale: float = 1.0) -> None:
@@ -30,7 +37,7 @@ def backward(model: nn.Module, scale: float = 1.0) -> None:
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
 def test_clipped_update_equals_torch_clipping(name: str, scale: float) -> None:
     torch.manual_seed(0)
-    model = nn.Linear(3, 2)
+    model = Model(3, 2)
     twin = copy.deepcopy(model)
     state = state_of(model, name=name, clip_norm=1.0, lr=0.1)
     reference = build_optimizer(twin, OptimConfig(name=name, lr=0.1))
@@ -48,7 +55,7 @@ def test_clipped_update_equals_torch_clipping(name: str, scale: float) -> None:
 @pytest.mark.parametrize("name", ["adamw", "sgd", "lamb"])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_non_finite_gradient_changes_nothing_and_is_counted(name: str, poison: float) -> None:
-    model = nn.Linear(3, 2)
+    model = Model(3, 2)
     state = state_of(model, name=name, lr=0.1)
     backward(model)
     apply_update(state, ACCELERATOR, 1.0)  # type: ignore[arg-type]

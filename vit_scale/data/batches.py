@@ -45,11 +45,9 @@ class Made:
     error: str | None = None
     """Message of a UserError; as an exception it would arrive with the worker's traceback."""
 
-    def with_images(self) -> Made:
-        """Copy the images out of their slot, in the training process."""
-        if self.images is None and self.error is None:
-            self.images = find_ring(self.ring).block(self.batch).clone()
-        return self
+    def take_images(self) -> torch.Tensor:
+        """The images, copied out of their slot. Only in the training process, before the next batch is asked for."""
+        return find_ring(self.ring).block(self.batch).clone() if self.images is None else self.images
 
     def pin_memory(self) -> Made:
         """The same into pinned memory; DataLoader calls this in a thread where there is a GPU."""

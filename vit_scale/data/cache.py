@@ -1,8 +1,8 @@
 """A decoded copy of the training images: written once, then a memory map that all workers and processes share.
 
-    <cache_dir>/<key>/pixels.bin   uint8 [H, W, C] of all images, one after the other
-                      shapes.npy   height and width of each; 0 x 0 for one that could not be decoded
-                      cache.json   what it was made from; the folder gets its name only when all is written
+<cache_dir>/<key>/pixels.bin   uint8 [H, W, C] of all images, one after the other
+                  shapes.npy   height and width of each; 0 x 0 for one that could not be decoded
+                  cache.json   what it was made from; the folder gets its name only when all is written
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def digest(source: ImageSource) -> str:
             about = os.stat(path) if os.path.exists(path) else None
             state.update(f"{path} {about and about.st_size} {about and about.st_mtime_ns}\n".encode())
     else:
-        state.update(bytes(memoryview(np.ascontiguousarray(first) if isinstance(first, np.ndarray) else first)))
+        state.update(first.tobytes() if isinstance(first, np.ndarray) else bytes(first))
     return state.hexdigest()
 
 

@@ -66,7 +66,9 @@ def find_image_column(features: Mapping[str, Any], config: DataConfig) -> str:
         found = [name for name, feature in features.items() if isinstance(feature, kind)]
         if found:
             return _only(found, _IMAGE_NAMES, "data.image_column", config)
-    raise UserError(f"data.source={config.source}: no column of images among {_list(features)}; name it in data.image_column")
+    raise UserError(
+        f"data.source={config.source}: no column of images among {_list(features)}; name it in data.image_column"
+    )
 
 
 def find_label_column(features: Mapping[str, Any], config: DataConfig) -> str:
@@ -88,7 +90,7 @@ def find_label_column(features: Mapping[str, Any], config: DataConfig) -> str:
 
 
 def class_names_of(dataset: Any, column: str, config: DataConfig) -> tuple[str, ...]:
-    """Names of the classes: the feature's own, the sorted strings of a text column, or numbers up to the largest label."""
+    """Names of the classes: the feature's own, a text column's sorted strings, or numbers up to the largest label."""
     feature = dataset.features[column]
     if hasattr(feature, "names"):
         return tuple(feature.names)

@@ -20,8 +20,11 @@ ERASE_SLOTS = 2 * _TRIES + 4
 
 
 class RandomErasing:
-    """Erases with the areas and ratios of timm. Noise is normal with the data's mean and deviation, cut off at 0 and 255,
-    because images still are uint8 here; timm erases after normalising, where nothing is cut off."""
+    """Erases boxes of timm's areas and ratios.
+
+    Noise is normal with the data's mean and deviation, cut off at 0 and 255, because images still are uint8 here; timm
+    erases after normalising, where nothing is cut off.
+    """
 
     def __init__(self, probability: float, mode: str, mean: Sequence[float], std: Sequence[float]):
         self.probability, self.mode = probability, mode

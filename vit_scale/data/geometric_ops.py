@@ -1,12 +1,13 @@
 """Shear, translation and rotation of one image, as Pillow's affine transforms, on planes [C, H, W] of uint8.
 
 Shear and translation move pixels along one axis only, so they are interpolated along that axis alone: the same result
-as Pillow's two-dimensional interpolation for a fraction of its work. Pixels from outside the image take the fill levels.
+as Pillow's two-dimensional interpolation for a fraction of its work. What comes from outside takes the fill levels.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,18 +44,21 @@ def _translate(x: Planes, shift: float, axis: int, bicubic: bool, fill: Planes) 
     weights, first = _weights(np.array(shift - whole), bicubic)
     places = np.arange(first, length + len(weights) - 1 + first) + whole
     wide = np.take(x, np.clip(places, 0, length - 1), axis=axis).astype(np.float32)
-    along = (slice(None),) * axis
-    out = wide[(*along, slice(0, length))] * weights[0]
+    out = wide[_along(axis, slice(0, length))] * weights[0]
     for i, weight in enumerate(weights[1:], start=1):
-        out += wide[(*along, slice(i, i + length))] * weight
+        out += wide[_along(axis, slice(i, i + length))] * weight
     moved = np.clip(out, 0, 255, out=out).astype(np.uint8)
     source = np.arange(length) + 0.5 + shift
-    outside = (source < 0) | (source >= length)
-    moved[(*along, outside)] = fill.reshape(-1, 1, 1)
+    moved[_along(axis, (source < 0) | (source >= length))] = fill.reshape(-1, 1, 1)
     return moved
 
 
-def _shift_rows(x: Planes, shifts: npt.NDArray[np.float64], bicubic: bool, fill: Planes) -> Planes:
+def _along(axis: int, part: Any) -> tuple[Any, ...]:
+    """Index of a part along the axis."""
+    return (slice(None),) * axis + (part,)
+
+
+def _shift_rows(x: Planes, shifts: npt.NDArray[np.floating], bicubic: bool, fill: Planes) -> Planes:
     """Row y of the result at column c is row y of the image at column c + shifts[y]."""
     channels, height, width = x.shape
     whole = np.floor(shifts).astype(np.int64)
@@ -72,7 +76,7 @@ def _shift_rows(x: Planes, shifts: npt.NDArray[np.float64], bicubic: bool, fill:
     return moved
 
 
-def _weights(d: npt.NDArray[np.float64], bicubic: bool) -> tuple[npt.NDArray[np.float32], int]:
+def _weights(d: npt.NDArray[np.floating], bicubic: bool) -> tuple[npt.NDArray[np.float32], int]:
     """Weights of the pixels around a place that lies `d` (0 to 1) after a pixel, and where the first of them is.
 
     Bicubic is cubic convolution with a = -1, Pillow's choice for transforms (its resizing has -0.5).
@@ -83,7 +87,7 @@ def _weights(d: npt.NDArray[np.float64], bicubic: bool) -> tuple[npt.NDArray[np.
     return np.stack([-d * e**2, _cubic_inner(d), _cubic_inner(e), -e * d**2]).astype(np.float32), -1
 
 
-def _cubic_inner(t: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _cubic_inner(t: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
     return t**3 - 2 * t**2 + 1
 
 

@@ -91,7 +91,7 @@ class TrainLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         for made in self._workers:
-            yield Batch(made.images, torch.from_numpy(made.labels), torch.from_numpy(made.places))
+            yield Batch(made.take_images(), torch.from_numpy(made.labels), torch.from_numpy(made.places))
 
     def close(self) -> None:
         """Stop the workers."""
@@ -136,7 +136,7 @@ class EvalLoader:
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         for made in self._workers:
             weights = torch.from_numpy((made.places >= 0).astype(np.float32))
-            yield made.images, torch.from_numpy(made.labels), weights
+            yield made.take_images(), torch.from_numpy(made.labels), weights
 
     def close(self) -> None:
         """Stop the workers."""
@@ -216,14 +216,13 @@ class _Workers:
             self.close()
             raise UserError(
                 f"A process that loads images died: {error}\n"
-                "Memory may have run out: use fewer data.workers or a smaller batch.micro, and see that /dev/shm is large."
+                "If memory ran out, use fewer data.workers or a smaller batch.micro."
             ) from error
         if made is not None:
             if made.error is not None:
                 self.close()
                 raise UserError(made.error)
             self.problems.add(made.problems)
-            made.with_images()
         return made
 
     def close(self) -> None:

@@ -2,8 +2,8 @@
 
 All random choices of a step are drawn on the host for the whole global batch from (seed, step), then cut to the micro
 batch, so every number of processes and every micro batch mixes alike. An image's partner is its neighbour in the global
-batch (places 0 and 1, 2 and 3, ...), so an even micro batch holds all partners itself. In an odd one the last three take
-each other in a circle, which depends on the size of the micro batch: only even micro batches mix the same everywhere.
+batch (places 0 and 1, 2 and 3, ...), so an even micro batch holds all partners itself. In an odd one the last three
+take each other in a circle, which depends on its size: only even micro batches are mixed the same everywhere.
 """
 
 from __future__ import annotations
@@ -89,7 +89,10 @@ def _to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def cutmix_boxes(
-    lam: npt.NDArray[np.float64], centre_y: npt.NDArray[np.int64], centre_x: npt.NDArray[np.int64], size: tuple[int, int]
+    lam: npt.NDArray[np.float64],
+    centre_y: npt.NDArray[np.int64],
+    centre_x: npt.NDArray[np.int64],
+    size: tuple[int, int],
 ) -> npt.NDArray[np.int64]:
     """Boxes of `1 - lam` of the area around the centres, clipped at the border: [top, bottom, left, right] each."""
     height, width = size

@@ -8,13 +8,13 @@ import torch
 
 from vit_scale.config import DataConfig
 from vit_scale.errors import UserError
+from vit_scale.models.variants import PIXEL_STATISTICS, pixel_statistics
 
 Values = tuple[float, ...]
 
-# Each entry: mean and standard deviation for red, green and blue in 0..1.
+# Mean and standard deviation of red, green and blue, in 0..1.
 NORMALIZATIONS: dict[str, tuple[Values, Values]] = {
-    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    "inception": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    **PIXEL_STATISTICS,
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
 }
@@ -39,16 +39,19 @@ class Normalize(torch.nn.Module):
 
 
 def resolve_normalization(config: DataConfig, model_name: str, in_chans: int) -> tuple[Values, Values]:
-    """Mean and standard deviation for each channel, from values, a name, or the model's own (`auto`)."""
-    mean, std = config.mean, config.std
-    own = "cifar10" if "cifar" in model_name else "inception"
-    resolved = []
-    for key, value, part in (("mean", mean, 0), ("std", std, 1)):
-        if isinstance(value, str):
-            value = NORMALIZATIONS[own if value == "auto" else value][part]
-            if in_chans != len(value):
-                value = (sum(value) / len(value),) * in_chans
+    """Mean and standard deviation for each channel: values, or those of a name, or the model's own (`auto`).
+
+    Three channels' worth of a name become their average where images have another number of channels.
+    """
+    own = pixel_statistics(model_name)
+    mean = _resolve(config.mean, "mean", own[0], in_chans)
+    return mean, _resolve(config.std, "std", own[1], in_chans)
+
+
+def _resolve(value: Values | str, key: str, own: Values, in_chans: int) -> Values:
+    if not isinstance(value, str):
         if len(value) != in_chans:
-            raise UserError(f"data.{key}={list(value)}: {len(value)} values for images of {in_chans} channels")
-        resolved.append(tuple(value))
-    return resolved[0], resolved[1]
+            raise UserError(f"data.{key}={list(value)}: {len(value)} values, but images have {in_chans} channels")
+        return tuple(value)
+    named = own if value == "auto" else NORMALIZATIONS[value][("mean", "std").index(key)]
+    return named if len(named) == in_chans else (sum(named) / len(named),) * in_chans

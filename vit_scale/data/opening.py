@@ -56,7 +56,9 @@ def _split(splits: Mapping[str, Any], spec: str, key: str, config: DataConfig) -
         parts = datasets.ReadInstruction.from_spec(spec).to_absolute({name: len(splits[name])})
     except (ValueError, AssertionError) as error:
         raise UserError(f"{key}={spec}: not a slice such as {name}[:10%] or {name}[100:200] ({error})") from error
-    return splits[name].select(range(parts[0].from_ or 0, parts[0].to if parts[0].to is not None else len(splits[name])))
+    return splits[name].select(
+        range(parts[0].from_ or 0, parts[0].to if parts[0].to is not None else len(splits[name]))
+    )
 
 
 def _open_folder(folder: Path, config: DataConfig) -> Mapping[str, Any]:
@@ -96,7 +98,7 @@ def _check_hub_id(source: str, folder: Path) -> None:
 
 def _open_hub(config: DataConfig) -> Mapping[str, Any]:
     import datasets
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, HfHubHTTPError
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError
 
     where = f"data.source={config.source}"
     online = _hub_answers()
@@ -141,7 +143,7 @@ def _offline() -> Iterator[None]:
     import datasets
     import huggingface_hub
 
-    places = (huggingface_hub.constants, datasets.config)
+    places: tuple[Any, ...] = (huggingface_hub.constants, datasets.config)
     before = [place.HF_HUB_OFFLINE for place in places]
     for place in places:
         place.HF_HUB_OFFLINE = True

@@ -10,7 +10,7 @@ from typing import NamedTuple
 class Problem(NamedTuple):
     """One image that could not be read."""
 
-    index: int
+    number: int
     name: str
     reason: str
 
@@ -19,23 +19,23 @@ class Problem(NamedTuple):
 class Problems:
     """What was skipped. An image that is met again in a later epoch counts once."""
 
-    indices: set[int] = field(default_factory=set)
+    numbers: set[int] = field(default_factory=set)
     first: list[Problem] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return len(self.numbers)
 
     def add(self, problems: Iterable[Problem]) -> None:
         """Remember these."""
         for problem in problems:
-            if problem.index not in self.indices:
-                self.indices.add(problem.index)
+            if problem.number not in self.numbers:
+                self.numbers.add(problem.number)
                 if len(self.first) < 10:
                     self.first.append(problem)
 
     def summary(self) -> str:
         """For people: how many, and the names of the first ten. Empty if there were none."""
-        if not self.indices:
+        if not self.numbers:
             return ""
         lines = [f"{len(self):,} images could not be read and were replaced or left out:"]
         lines += [f"  {problem.name}: {problem.reason}" for problem in self.first]

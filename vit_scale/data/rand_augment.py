@@ -73,15 +73,16 @@ OPERATIONS: dict[str, Operation] = {
     "TranslateYRel": lambda x, level, dice: geometric.translate_y(x, dice.sign(0.45 * level), dice.bicubic, dice.fill),
 }
 
+_GROWING = ("Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness")
 _PLAIN = (
-    "AutoContrast Equalize Invert Rotate Posterize Solarize SolarizeAdd Color Contrast Brightness Sharpness "
-    "ShearX ShearY TranslateXRel TranslateYRel"
-).split()
-_GROWING = {"Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness"}
-_INCREASING = [name + "Increasing" if name in _GROWING else name for name in _PLAIN]
+    *("AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd", "Color", "Contrast"),
+    *("Brightness", "Sharpness", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel"),
+)
+_INCREASING = tuple(name + "Increasing" if name in _GROWING else name for name in _PLAIN)
+_UNWEIGHTED = {"3a": ("SolarizeIncreasing", "Desaturate", "GaussianBlur")}
 
 # Sets with weights are drawn without replacement.
-_WEIGHTED = {
+_WEIGHTED: dict[str, dict[str, float]] = {
     "weights": {
         **dict.fromkeys(_INCREASING, 0.05),
         **{"Rotate": 3, "ShearX": 2, "ShearY": 2, "TranslateXRel": 1, "TranslateYRel": 1},
@@ -89,11 +90,10 @@ _WEIGHTED = {
     },
     "3aw": {
         **{"SolarizeIncreasing": 6, "Desaturate": 6, "GaussianBlur": 6, "Rotate": 3, "ShearX": 2, "ShearY": 2},
-        **dict.fromkeys("PosterizeIncreasing AutoContrast ColorIncreasing SharpnessIncreasing".split(), 1),
-        **dict.fromkeys("ContrastIncreasing BrightnessIncreasing Equalize Invert".split(), 1),
+        **{"PosterizeIncreasing": 1, "AutoContrast": 1, "ColorIncreasing": 1, "SharpnessIncreasing": 1},
+        **{"ContrastIncreasing": 1, "BrightnessIncreasing": 1, "Equalize": 1, "Invert": 1},
     },
 }
-_UNWEIGHTED = {"3a": ["SolarizeIncreasing", "Desaturate", "GaussianBlur"]}
 
 
 @dataclass(frozen=True)
@@ -163,10 +163,8 @@ class RandAugment:
 
     def __init__(self, spec: RandAugmentSpec, interpolation: str, fill: Planes):
         self.spec, self.interpolation, self.fill = spec, interpolation, fill
-        weighted = _WEIGHTED.get(spec.choices)
-        names = weighted or _UNWEIGHTED.get(spec.choices) or (_INCREASING if spec.increasing else _PLAIN)
-        self.names = list(names)
-        self.weights = list(weighted.values()) if weighted else None
+        self.weights = _WEIGHTED.get(spec.choices)
+        self.names = _UNWEIGHTED.get(spec.choices) or (_INCREASING if spec.increasing else _PLAIN)
         self.slots = spec.layers * SLOTS_PER_LAYER
 
     def __call__(self, x: Planes, u: Sequence[float]) -> Planes:
@@ -183,7 +181,7 @@ class RandAugment:
         draws = u[0 : self.slots : SLOTS_PER_LAYER]
         if self.weights is None:
             return [self.names[int(draw * len(self.names))] for draw in draws]
-        left = dict(zip(self.names, self.weights, strict=True))
+        left = dict(self.weights)
         return [_take_weighted(left, draw) for draw in draws if left]
 
     def _magnitude(self, u: float) -> float:
@@ -200,10 +198,7 @@ class RandAugment:
 
 def _take_weighted(left: dict[str, float], u: float) -> str:
     """Draw one by weight, and take it out."""
-    u *= sum(left.values())
-    for name, weight in left.items():
-        u -= weight
-        if u < 0:
-            break
+    ends = np.cumsum(list(left.values()))
+    name = list(left)[int(np.searchsorted(ends, u * ends[-1], side="right"))]
     del left[name]
     return name

@@ -1,4 +1,4 @@
-"""Cropping and resizing: Pillow's antialiased filters, by torch's kernels for uint8, which are several times as fast."""
+"""Cropping and resizing: Pillow's antialiased filters, by torch's kernels for uint8, which are twice as fast or more."""
 
 from __future__ import annotations
 
@@ -49,11 +49,14 @@ def center_crop(x: Planes, size: tuple[int, int]) -> Planes:
     return x[:, top : top + size[0], left : left + size[1]]
 
 
-def reflected_crop(x: Planes, top: int, left: int, size: tuple[int, int]) -> Planes:
-    """A crop that may reach beyond the border, where the image is mirrored."""
-    rows = _reflect(np.arange(top, top + size[0]), x.shape[1])
-    columns = _reflect(np.arange(left, left + size[1]), x.shape[2])
-    return x[:, rows][:, :, columns]
+def padded_crop(x: Planes, top: int, left: int, size: tuple[int, int], border: str) -> Planes:
+    """A crop that may reach beyond the image, where there is its mirror image (`reflect`) or black."""
+    rows, columns = np.arange(top, top + size[0]), np.arange(left, left + size[1])
+    crop = x[:, _reflect(rows, x.shape[1])][:, :, _reflect(columns, x.shape[2])]
+    if border == "black":
+        crop[:, (rows < 0) | (rows >= x.shape[1])] = 0
+        crop[:, :, (columns < 0) | (columns >= x.shape[2])] = 0
+    return crop
 
 
 def _reflect(places: np.ndarray, length: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Which image stands where: pure functions of (seed, position), so that no order is ever replayed or restored.
 
 Positions are global and run over epochs without a gap: position `p` belongs to epoch `p // n` of `n` images and to step
-`p // global_batch`. A step's global batch is cut into one contiguous slice for each process, and that into micro batches.
+`p // global_batch`. A step's global batch is cut into a contiguous slice for each process, and that into micro batches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _REPEAT_BLOCK = 16
 def sample_index(seed: int, positions: npt.ArrayLike, n: int, repeats: int = 1) -> Ints:
     """Index of the image at each global position. Without repeats every epoch of `n` positions has each image once.
 
-    With repeats (DeiT's repeated augmentation) an epoch of `n` positions has `n / repeats` images, each that many times.
+    With repeats (DeiT's repeated augmentation) an epoch of `n` positions has `n / repeats` images, each so many times.
     """
     positions = np.asarray(positions, dtype=np.int64)
     epochs, places = np.divmod(np.atleast_1d(positions), n)

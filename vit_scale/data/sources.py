@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from vit_scale.config import DataConfig
 from vit_scale.data.columns import ImageColumn, class_names_of, find_image_column, find_label_column, read_labels
-from vit_scale.data.decode import count_channels
+from vit_scale.data.decode import BrokenImage, count_channels
 from vit_scale.data.embedded import SyntheticSource
 from vit_scale.data.opening import open_splits, pick_splits
 from vit_scale.data.sample import ImageSource, Sample
@@ -84,13 +84,13 @@ class Data:
 def open_data(config: DataConfig, *, seed: int) -> Data:
     """Open the training and the validation images that the options name.
 
-    Raises UserError, which says what to do, for whatever cannot be had. `seed` orders the shards of a stream; a hold-out
-    is the same for all seeds, so that runs with different seeds are evaluated on the same images.
+    Raises UserError, which says what to do, for whatever cannot be had. A hold-out is the same for all seeds, so that
+    runs with different seeds are evaluated on the same images.
     """
     if config.source == "synthetic":
         return _open_synthetic(config)
     if config.streaming:
-        train_stream, val_stream, names = open_stream(config, seed)
+        train_stream, val_stream, names = open_stream(config)
         description = f"{config.source} (streaming): {_count(train_stream)} training images, {len(names):,} classes"
         return Data(train_stream, val_stream, len(names), names, train_stream.channels(), description)
     train, val, names = _open_tables(config, open_splits(config))
@@ -168,13 +168,13 @@ def _open_synthetic(config: DataConfig) -> Data:
 
 
 def _channels(source: Source) -> int:
-    """Channels of the images, judged by some that are spread over the source: one in colour makes all of them colour."""
+    """Channels of the images, judged by some that are spread over the source: one in colour makes all colour."""
     some = np.unique(np.linspace(0, len(source) - 1, 32).astype(np.int64))
     counts = []
     for index in some:
         try:
             counts.append(count_channels(source.read(int(index)).image))
-        except OSError:
+        except BrokenImage:
             continue  # Broken images are `on_error`'s business, when they are met.
     return max(counts, default=3)
 

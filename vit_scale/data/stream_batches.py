@@ -49,10 +49,11 @@ class StreamTrainBatches(IterableDataset[Made]):
         places = self.places
         for epoch in itertools.count():
             seed = int(keys(places.seed, epoch, stream=places.start_step)[0] >> np.uint64(33))
-            count = 0
-            for count, sample in enumerate(self.source.samples(places.rank, places.world, seed), start=1):
+            empty = True
+            for sample in self.source.samples(places.rank, places.world, seed):
+                empty = False
                 yield sample
-            if count == 0:
+            if empty:
                 raise UserError(f"data.streaming: {self.source.name} gave no image to process {places.rank}")
 
     def _make(self, batch: int, positions: Ints, samples: Iterator[tuple[int, Sample]]) -> Made:

@@ -74,7 +74,9 @@ class StreamSource:
         if isinstance(image, dict):
             image = image["bytes"] if image["bytes"] is not None else image["path"]
         if not isinstance(label, int) or not 0 <= label < self.num_classes:
-            raise UserError(f"data.source: an image of {self.name} has label {label}, outside 0..{self.num_classes - 1}")
+            raise UserError(
+                f"data.source: an image of {self.name} has label {label}, outside 0..{self.num_classes - 1}"
+            )
         return Sample(image if not isinstance(image, list) else np.asarray(image), label)
 
     # A stream has no images by index.
@@ -90,7 +92,7 @@ class StreamSource:
         raise TypeError("a stream's labels are known when they are read")
 
 
-def open_stream(config: DataConfig, seed: int) -> tuple[StreamSource, StreamSource, tuple[str, ...]]:
+def open_stream(config: DataConfig) -> tuple[StreamSource, StreamSource, tuple[str, ...]]:
     """Training stream, validation stream and class names."""
     train, val = pick_splits(config, open_splits(config))
     if val is None:
@@ -102,8 +104,8 @@ def open_stream(config: DataConfig, seed: int) -> tuple[StreamSource, StreamSour
     names = getattr(train.features[label_column], "names", None)
     if names is None:
         raise UserError(
-            f"data.streaming: the column {label_column} of {config.source} has no class names, so the number of classes "
-            "is not known before everything is read; set data.streaming=false"
+            f"data.streaming: the column {label_column} of {config.source} has no class names, so the number of "
+            "classes is not known before everything is read; set data.streaming=false"
         )
     train_split, val_split = config.train_split, config.val_split or "validation"
     return (

@@ -18,7 +18,7 @@ from vit_scale.data.decode import Picture
 from vit_scale.data.erasing import ERASE_SLOTS, RandomErasing
 from vit_scale.data.jpeg import Box
 from vit_scale.data.rand_augment import RandAugment, parse_spec
-from vit_scale.data.resize import center_crop, reflected_crop, resize, resize_to_cover
+from vit_scale.data.resize import center_crop, padded_crop, resize, resize_to_cover
 
 Row = Sequence[float]
 
@@ -42,9 +42,7 @@ _EVAL_GAP = 2.0  # Evaluation shrinks files while decoding only where that is no
 class TrainTransform:
     """Crop, flip, colour, RandAugment and erasing of a picture; `slots` is the length of the row it reads."""
 
-    def __init__(
-        self, augment: AugmentConfig, size: tuple[int, int], mean: Sequence[float], std: Sequence[float]
-    ):
+    def __init__(self, augment: AugmentConfig, size: tuple[int, int], mean: Sequence[float], std: Sequence[float]):
         """`mean` is the colour that fills what geometric operations uncover; with `std` it is erasing's noise."""
         self.augment, self.size = augment, size
         fill = np.array([min(255, round(255 * value)) for value in mean], np.uint8)
@@ -82,10 +80,8 @@ class TrainTransform:
         if self.augment.crop == "none":
             return center_crop(x, self.size)
         pad = self.augment.crop_padding
-        top, left = (
-            int(u[_PLACE + i] * (x.shape[i + 1] - self.size[i] + 2 * pad + 1)) - pad for i in range(2)
-        )
-        return reflected_crop(x, top, left, self.size)
+        top, left = (int(u[_PLACE + i] * (x.shape[i + 1] - self.size[i] + 2 * pad + 1)) - pad for i in range(2))
+        return padded_crop(x, top, left, self.size, self.augment.crop_border)
 
 
 class EvalTransform:

@@ -73,8 +73,9 @@ class Attention(nn.Module):
         return _softmax_weights(q_BHNK, k_BHNK, self._bias(q_BHNK, None))
 
     def _heads(self, x_BND: Tensor, keep_BN: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        qkv = self.qkv(x_BND).unflatten(-1, (3, self.num_heads, self.head_dim))
-        q_BHNK, k_BHNK, v_BHNK = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        # Taken apart along the dimension where they lie: the backward pass then puts them together in one copy.
+        qkv = self.qkv(x_BND).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(2)
+        q_BHNK, k_BHNK, v_BHNK = (part.transpose(1, 2) for part in qkv)
         q_BHNK, k_BHNK = self.q_norm(q_BHNK), self.k_norm(k_BHNK)
         if self.rope is not None:
             q_BHNK, k_BHNK = self.rope(q_BHNK, keep_BN), self.rope(k_BHNK, keep_BN)

@@ -193,10 +193,11 @@ def check_model_name(name: str) -> None:
         return
     import timm
 
+    # A name may carry the tag of its pretrained weights, as in vit_tiny_patch16_224.augreg_in21k.
     timm_name = name.removeprefix(TIMM_PREFIX)
-    if not timm.is_model(timm_name):
-        # A name may carry the tag of its pretrained weights, which is_model takes off itself.
-        raise UserError(f"model.name: timm has no model {timm_name!r}.{_nearest(timm_name, timm.list_models())}")
+    known = timm.list_pretrained() if "." in timm_name else timm.list_models()
+    if timm_name not in known:
+        raise UserError(f"model.name: timm has no model {timm_name!r}.{_nearest(timm_name, known)}")
 
 
 def pixel_statistics(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -137,19 +137,22 @@ def _first_convolution(model: nn.Module) -> str:
 def _fit_to_image(model: nn.Module, weights: StateDict, report: WeightsReport, grid: Grid | None) -> StateDict:
     """The weights with positions and patch convolution fitted to the model's images."""
     own = model.state_dict()
+    new_grid = _grid(model)
     fitted = dict(weights)
-    for name, tensor in weights.items():
-        if name not in own or tensor.shape == own[name].shape:
-            continue
+    for name, tensor in ((name, tensor) for name, tensor in weights.items() if name in own):
         shape = own[name].shape
-        if name == _first_convolution(model):
+        same = tensor.shape == shape
+        # As many patches may lie on another grid, where we are told which.
+        if name == "pos_embed" and new_grid and not (same and grid in (None, new_grid)):
+            fitted |= _fit_pos_embed(own, weights, report, new_grid, grid)
+        elif same:
+            continue
+        elif name == _first_convolution(model):
             fitted[name] = _fit_kernel(tensor, shape)
-        elif name == "pos_embed":
-            fitted |= _fit_pos_embed(model, weights, report, grid)
         elif name in ("pos_embed.row", "pos_embed.column"):
             fitted[name] = resample_line(tensor, shape[1])
-        elif name.endswith(_RELATIVE):
-            fitted[name] = resample_relative_bias(tensor, len(own[name]), _grid(model), grid)
+        elif name.endswith(_RELATIVE) and new_grid:
+            fitted[name] = resample_relative_bias(tensor, shape[0], new_grid, grid)
         else:
             continue
         report.resized[name] = f"{list(tensor.shape)} to {list(shape)}"
@@ -162,16 +165,19 @@ def _fit_kernel(kernel: Tensor, shape: torch.Size) -> Tensor:
     return kernel if kernel.shape[2:] == shape[2:] else resample_patch_kernel(kernel, (shape[2], shape[3]))
 
 
-def _grid(model: nn.Module) -> Grid:
-    """Rows and columns of patches; our models and timm's have both attributes."""
-    (height, width), (patch_height, patch_width) = model.img_size, model.patch_size  # type: ignore[misc]
+def _grid(model: Any) -> Grid | None:
+    """Rows and columns of patches, of models that cut images into patches."""
+    if model.patch_size is None:
+        return None
+    (height, width), (patch_height, patch_width) = model.img_size, model.patch_size
     return height // patch_height, width // patch_width
 
 
-def _fit_pos_embed(model: nn.Module, weights: StateDict, report: WeightsReport, grid: Grid | None) -> StateDict:
+def _fit_pos_embed(
+    own_tensors: StateDict, weights: StateDict, report: WeightsReport, new_grid: Grid, grid: Grid | None
+) -> StateDict:
     """Patch positions resampled, those of prefix tokens kept apart; a token whose position has no place takes it in."""
-    pos, new_grid = weights["pos_embed"], _grid(model)
-    own = model.state_dict()["pos_embed"]
+    pos, own = weights["pos_embed"], own_tensors["pos_embed"]
     if pos.shape[-1] != own.shape[-1]:
         raise _another_architecture(report.source, "pos_embed", pos.shape, own.shape)
     old_prefix, old_grid = _old_layout(pos.shape[1], weights, new_grid, grid, report.source)
@@ -184,16 +190,17 @@ def _fit_pos_embed(model: nn.Module, weights: StateDict, report: WeightsReport, 
     patches = resample_positions(pos[:, old_prefix:], old_grid, new_grid)
     fitted = {"pos_embed": torch.cat([prefix, patches.to(prefix.dtype)], dim=1)}
     if old_prefix and not new_prefix:
-        fitted |= _fold_into_tokens(pos[:, :old_prefix], weights, report)
+        folded = _fold_into_tokens(pos[:, :old_prefix], weights)
+        fitted |= {name: token for name, token in folded.items() if name in own_tensors}
+        report.resized |= {name: "its position embedding is now part of it" for name in fitted if name != "pos_embed"}
     return fitted
 
 
-def _fold_into_tokens(prefix_1PD: Tensor, weights: StateDict, report: WeightsReport) -> StateDict:
+def _fold_into_tokens(prefix_1PD: Tensor, weights: StateDict) -> StateDict:
     folded, start = {}, 0
     for name in (token for token in _TOKENS if token in weights):
         length = weights[name].shape[1]
         folded[name] = weights[name] + prefix_1PD[:, start : start + length]
-        report.resized[name] = "its position embedding added to it, since the model has none for it"
         start += length
     return folded
 

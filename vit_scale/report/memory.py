@@ -11,7 +11,8 @@ Bytes for each parameter, on N GPUs, with m moments of the optimiser (AdamW and 
 Autocast keeps a copy of the weights in half precision from the forward to the backward pass. DeepSpeed's optimiser
 keeps weights of its own in fp32, and makes its share of the gradients fp32 for the update. The moving average is
 sharded over the processes. `buffers` are what communication needs: DDP reduces gradients in buckets that together
-are as large as all of them; DeepSpeed has one bucket for gradients, and stage 3 gathers weights ahead of their use.
+are as large as all of them; DeepSpeed has one bucket for gradients, as large as the model up to 500 million numbers,
+and stage 3 gathers weights ahead of their use.
 Activations, the CUDA context (about 0.5 GiB) and fragmentation come on top.
 """
 
@@ -27,7 +28,7 @@ Strategy = Literal["ddp", "zero1", "zero2", "zero3"]
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "zero1", "zero2", "zero3")
 STATE_PARTS = ("weights", "gradients", "optimiser", "ema", "buffers")
 
-# DeepSpeed's defaults, in numbers (not bytes).
+# DeepSpeed's defaults, in numbers (not bytes); of the first a small model takes less, see `zero_reduce_bucket`.
 ZERO_REDUCE_BUCKET = 500_000_000
 ZERO_PREFETCH_BUCKET = 50_000_000
 
@@ -68,10 +69,15 @@ def _states(states: States, strategy: Strategy) -> dict[str, int]:
 
 
 def _zero_buffers(states: States, strategy: Strategy) -> int:
-    numbers = ZERO_REDUCE_BUCKET
+    numbers = zero_reduce_bucket(states.params)
     if strategy == "zero3":
         numbers += min(states.params, states.largest_block + ZERO_PREFETCH_BUCKET)
     return number_bytes(states.precision) * numbers
+
+
+def zero_reduce_bucket(params: int) -> int:
+    """Numbers in DeepSpeed's bucket of gradients, which it allocates whole: no more than the model has."""
+    return min(ZERO_REDUCE_BUCKET, params)
 
 
 def optimiser_moments(name: str, momentum: float = 0.9) -> int:

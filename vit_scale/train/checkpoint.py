@@ -219,7 +219,7 @@ def _explain(error: Exception, folder: Path, files: dict[str, tuple[Tensors, dic
 
 def restore(state: TrainState, folder: Path) -> None:
     """Put the checkpoint in `folder` into `state`; all processes must call it."""
-    meta = json.loads((folder / "meta.json").read_text())
+    meta = read_meta(folder)
     weights = load_file(folder / "model.safetensors")
     _fill_module(state, weights)
     for name, piece in state.shards.weights(owned=False).items():
@@ -286,9 +286,9 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*")) if folder.is_dir() else []
 
 
-def step_of(checkpoint: Path) -> int:
-    """Updates done when `checkpoint` was saved."""
-    return json.loads((checkpoint / "meta.json").read_text())["step"]
+def read_meta(checkpoint: Path) -> dict[str, Any]:
+    """meta.json: what a checkpoint says of itself besides tensors."""
+    return json.loads((checkpoint / "meta.json").read_text())
 
 
 def what_is_wrong(checkpoint: Path) -> str | None:

@@ -32,20 +32,25 @@ class Description:
     """FLOPs actually spent on an image in training, forward and backward."""
 
 
+def length_in_words(plan: Plan) -> str:
+    """`1,000 updates = 10 epochs, 100 of them warm-up`."""
+    epochs = f" = {plan.epoch(plan.steps):.4g} epochs" if plan.train_images else ""
+    warmup = f", {plan.warmup_steps:,} updates of warm-up" if plan.warmup_steps else ""
+    return f"{plan.steps:,} updates{epochs}{warmup}"
+
+
 def describe(
     config: Config, plan: Plan, data: Data, model: ImageModel, strategy: str, precision: str, folder: Path
 ) -> Description:
     """Count the model, check it against timm, and put the plan into words."""
     count = count_model(model, model.img_size, model.in_chans)
     check = check_against_timm(config.model, num_classes=model.num_classes, in_chans=model.in_chans)
-    epochs = f" = {plan.epoch(plan.steps):.4g} epochs" if plan.train_images else ""
-    warmup = f", {plan.warmup_steps:,} of them warm-up" if plan.warmup_steps else ""
     rows = {
         "model": f"{config.model.name}, {count.params:,} parameters, {count.macs / 1e9:.3g} GMACs a forward pass",
         "timm": check.summary(),
         "data": data.description,
         "batch": plan.batch_in_words(),
-        "length": f"{plan.steps:,} updates{epochs}{warmup}",
+        "length": length_in_words(plan),
         "precision": precision,
         "strategy": STRATEGIES[strategy],
         "folder": str(folder),

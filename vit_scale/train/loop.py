@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from signal import Signals
 
 import torch
@@ -183,7 +183,7 @@ def save(run: Run) -> None:
     """Write a checkpoint in the background; all processes take part."""
     summary = run.record.summary if run.record is not None else {}
     meta = {key: summary.get(key) for key in ("versions", "git_commit", "wandb_id", "class_names")}
-    run.checkpoints.save(run.state, meta | {"config": to_tree(run.config), "processes": run.plan.processes})
+    run.checkpoints.save(run.state, meta | {"config": to_tree(run.config), "plan": asdict(run.plan)})
     if problem := run.checkpoints.problem():
         run.screen.say(problem)
 

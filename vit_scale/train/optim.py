@@ -11,6 +11,11 @@ from vit_scale.config import OptimConfig
 from vit_scale.errors import UserError
 
 
+# Optimisers that treat each number on its own. ZeRO hands them pieces of flattened layers, which makes no difference
+# to these; one that looks at whole layers, such as LAMB or Muon, would take other steps than under DDP.
+ELEMENTWISE = {"adam", "adamw", "nadam", "nadamw", "radam", "radamw", "adamax", "lion", "sgd", "momentum", "rmsprop"}
+
+
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
     """Groups of equal weight decay and learning-rate scale, in a stable order.
 
@@ -48,7 +53,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
 def _timm_optimizer(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:
     from timm.optim import create_optimizer_v2, get_optimizer_info
 
-    check_optimizer_name(config.name)
+    _check_name(config.name)
     info = get_optimizer_info(config.name)
     options: dict[str, Any] = {}
     if info.has_eps:
@@ -63,8 +68,17 @@ def _timm_optimizer(groups: list[dict[str, Any]], config: OptimConfig) -> torch.
         raise UserError(f"optim.name = {config.name!r}: cannot be used here: {error}") from None
 
 
-def check_optimizer_name(name: str) -> None:
-    """Raise `UserError` for a name that neither torch's part nor timm knows."""
+def check_optimizer(name: str, strategy: str) -> None:
+    """Raise `UserError` for a name that nobody knows, or one that `strategy` would change the meaning of."""
+    _check_name(name)
+    if strategy.startswith("zero") and name not in ELEMENTWISE:
+        raise UserError(
+            f"optim.name = {name!r}: looks at whole layers, which parallel.strategy = {strategy!r} cuts into pieces.\n"
+            f"Use parallel.strategy=ddp, or one of {', '.join(sorted(ELEMENTWISE))}."
+        )
+
+
+def _check_name(name: str) -> None:
     if name in ("adamw", "sgd"):
         return
     import difflib

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vit_scale.config import Config
 from vit_scale.errors import UserError
@@ -31,6 +31,11 @@ class Plan:
     def epoch(self, step: int) -> float:
         """Passes over the training images after `step` updates."""
         return step * self.global_batch / self.train_images if self.train_images else 0.0
+
+    def with_micro_batch(self, micro_batch: int) -> Plan:
+        """The same plan, cut into other micro batches."""
+        accumulation = self.global_batch // self.processes // micro_batch
+        return replace(self, micro_batch=micro_batch, accumulation=accumulation)
 
     def batch_in_words(self) -> str:
         processes = f"{self.processes} process{'es' if self.processes > 1 else ''}"

@@ -30,14 +30,28 @@ from vit_scale.train import checkpoint, run_folder
 from vit_scale.train.describe import Description, describe
 from vit_scale.train.ema import Ema
 from vit_scale.train.hardware import Peak, peak, resolve_precision
-from vit_scale.train.optim import build_optimizer, check_optimizer_name
+from vit_scale.train.micro_batch import (
+    choose_micro_batch,
+    smallest_of_all,
+    surely_fits_in_host_memory,
+    trial_on_device,
+)
+from vit_scale.train.optim import build_optimizer, check_optimizer
 from vit_scale.train.plan import Plan, learning_rate, make_plan
 from vit_scale.train.schedule import LearningRate
 from vit_scale.train.screen import Screen
 from vit_scale.train.shards import make_shards
 from vit_scale.train.state import TrainState
-from vit_scale.train.strategy import make_accelerator, on_main, resolve_strategy, world_size
+from vit_scale.train.strategy import (
+    launcher_note,
+    make_accelerator,
+    on_main,
+    resolve_strategy,
+    set_micro_batch,
+    world_size,
+)
 from vit_scale.train.tracking import Record
+from vit_scale.train.zero import check_engine
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -88,20 +102,24 @@ def build_run(config: Config, recipe: str) -> Run:
     """Check everything a user can get wrong, then build; raises `UserError` with nothing written."""
     started = time.perf_counter()
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
-    strategy, launcher_note = resolve_strategy(config.parallel.strategy)
-    precision = _check_options(config, torch.device(device_type))
+    strategy, strategy_note = resolve_strategy(config.parallel.strategy)
+    precision = _check_options(config, strategy, torch.device(device_type))
     data = open_data(config.data, seed=config.run.seed)
     plan = make_plan(config, train_images=_train_images(config, data), processes=world_size(), device=device_type)
     model, weights_note = _build_model(config, data)
-    accelerator = make_accelerator(config, plan, strategy, precision)
+    settings_note = launcher_note(config, plan, strategy, precision)
+    accelerator = make_accelerator(config, plan, strategy, precision, params=sum(p.numel() for p in model.parameters()))
     folder, found, notes = on_main(lambda: _open_folder(config, recipe, plan))
+    plan, batch_note = _settle_micro_batch(config, plan, model, accelerator, precision, found)
     session = on_main(lambda: secrets.token_hex(4))
     state = _build_state(config, model, accelerator, strategy)
+    if strategy.startswith("zero"):
+        check_engine(state.wrapped, config, plan)
     if found:
         checkpoint.restore(state, found)
     screen = Screen(enabled=accelerator.is_main_process, steps=plan.steps)
     description = describe(config, plan, data, model, strategy, precision, folder)
-    for note in filter(None, [launcher_note, weights_note, *notes]):
+    for note in filter(None, [strategy_note, settings_note, weights_note, batch_note, *notes]):
         screen.say(note)
     screen.table(f"Training {recipe}", description.rows)
     mean, std = resolve_normalization(config.data, config.model.name, model.in_chans)
@@ -133,9 +151,9 @@ def build_run(config: Config, recipe: str) -> Run:
     )
 
 
-def _check_options(config: Config, device: torch.device) -> str:
+def _check_options(config: Config, strategy: str, device: torch.device) -> str:
     """What can be known to be wrong before anything is read; returns the precision."""
-    check_optimizer_name(config.optim.name)
+    check_optimizer(config.optim.name, strategy)
     parse_spec(config.augment)
     precision = resolve_precision(config.parallel.precision, device)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
@@ -175,7 +193,7 @@ def _open_folder(config: Config, recipe: str, plan: Plan) -> tuple[Path, Path | 
         run_folder.refuse_other_options(folder, config)
         found, notes = checkpoint.find_checkpoint(config.run.resume, folder)
     if found:
-        step = checkpoint.step_of(found)
+        step = checkpoint.read_meta(found)["step"]
         if step >= plan.steps:
             raise RunFinished(
                 f"The run in {folder} is finished: {step:,} of {plan.steps:,} steps are done.\n"
@@ -187,6 +205,27 @@ def _open_folder(config: Config, recipe: str, plan: Plan) -> tuple[Path, Path | 
 
 class RunFinished(Exception):
     """There is nothing left to do in the folder that was asked for; not an error."""
+
+
+def _settle_micro_batch(
+    config: Config, plan: Plan, model: ImageModel, accelerator: Accelerator, precision: str, found: Path | None
+) -> tuple[Plan, str | None]:
+    """The plan with the micro batch that is used, recorded or tried, and a line where it is not what was asked for.
+
+    On a CPU one size is about as fast as another, so `auto` keeps the plan's and nothing is tried while it surely fits.
+    """
+    device, note = accelerator.device, None
+    recorded = checkpoint.read_meta(found)["plan"] if found else {}
+    if config.batch.micro == "auto" and recorded.get("processes") == plan.processes:
+        plan = plan.with_micro_batch(recorded["micro_batch"])
+    elif device.type == "cuda" or not surely_fits_in_host_memory(config, model, plan.micro_batch, precision):
+        even = bool(config.augment.mixup or config.augment.cutmix)
+        asked = plan.micro_batch if device.type == "cpu" else config.batch.micro
+        trial = trial_on_device(model.to(device), device, precision)
+        micro, note = choose_micro_batch(asked, plan.global_batch // plan.processes, trial, even=even)
+        plan = plan.with_micro_batch(smallest_of_all(micro, device))
+    set_micro_batch(accelerator, plan)
+    return plan, note
 
 
 def _build_state(config: Config, model: ImageModel, accelerator: Accelerator, strategy: str) -> TrainState:

@@ -11,6 +11,14 @@ import torch
 
 from vit_scale.config import Config
 from vit_scale.errors import UserError
+from vit_scale.report.memory import ZERO_REDUCE_BUCKET
+from vit_scale.train.zero import (
+    check_offload,
+    deepspeed_settings,
+    import_deepspeed,
+    launcher_stage,
+    overruled_settings,
+)
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -18,7 +26,15 @@ if TYPE_CHECKING:
     from vit_scale.train.plan import Plan
 
 T = TypeVar("T")
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3")
+# Of what accelerate's launcher sets, these would override what the recipe's Accelerator is told.
+OVERRIDING_VARIABLES = (
+    "ACCELERATE_USE_DEEPSPEED",
+    "ACCELERATE_USE_FSDP",
+    "ACCELERATE_USE_MEGATRON_LM",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    "ACCELERATE_DYNAMO_BACKEND",
+)
 
 
 def world_size() -> int:
@@ -36,71 +52,84 @@ def resolve_strategy(asked: str) -> tuple[str, str | None]:
 
     `auto` follows the launcher; one process without DeepSpeed is called `single`.
     """
-    launcher = _launcher_strategy()
+    plain = "ddp" if world_size() > 1 else "single"
+    launcher = _launcher_strategy() or plain
     if asked == "auto":
+        if launcher not in STRATEGIES:
+            raise UserError(
+                f"The launcher asks for {launcher}, which is not one of {', '.join(STRATEGIES)}.\n"
+                "For sharding use `accelerate launch --use_deepspeed --zero_stage 3`, or parallel.strategy=zero3."
+            )
         return launcher, None
-    chosen = "single" if asked == "ddp" and world_size() == 1 else asked
-    if launcher.startswith("zero") and launcher != chosen:
+    chosen = plain if asked == "ddp" else asked
+    if launcher not in (plain, chosen):
         return chosen, f"The launcher asks for {launcher}, the recipe for {asked}: the recipe wins."
     return chosen, None
 
 
-def _launcher_strategy() -> str:
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
-        stage = os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
-        return f"zero{stage}" if stage in ("1", "2", "3") else "ddp"
-    return "ddp" if world_size() > 1 else "single"
+def _launcher_strategy() -> str | None:
+    """What accelerate's launcher was told to shard with, if anything."""
+    if _is_on("ACCELERATE_USE_DEEPSPEED"):
+        stage = launcher_stage()
+        return f"zero{stage}" if stage else None
+    if _is_on("ACCELERATE_USE_FSDP"):
+        return "FSDP"
+    return "Megatron-LM" if _is_on("ACCELERATE_USE_MEGATRON_LM") else None
 
 
-def make_accelerator(config: Config, plan: Plan, strategy: str, precision: str) -> Accelerator:
-    """The Accelerator for `strategy`, whose DeepSpeed settings agree with the plan."""
+def _is_on(variable: str) -> bool:
+    return os.environ.get(variable, "false").lower() == "true"
+
+
+def launcher_note(config: Config, plan: Plan, strategy: str, precision: str) -> str | None:
+    """A line where the launcher sets what the recipe decides, the strategy aside. Asked before `make_accelerator`."""
+    overruled = overruled_settings(config, plan, strategy, precision) if strategy.startswith("zero") else []
+    asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if asked not in ("no", precision):
+        overruled.append(f"mixed_precision = {asked} (recipe: {precision})")
+    backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
+    if backend != "no":
+        overruled.append(f"dynamo_backend = {backend} (recipe: parallel.compile = {config.parallel.compile})")
+    return f"The launcher sets {', '.join(overruled)}: the recipe wins." if overruled else None
+
+
+def make_accelerator(
+    config: Config, plan: Plan, strategy: str, precision: str, *, params: int = ZERO_REDUCE_BUCKET
+) -> Accelerator:
+    """The Accelerator for `strategy`, whose DeepSpeed settings agree with the plan for a model of `params` parameters."""
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs
 
+    check_offload(config.parallel.offload, strategy)
     common: dict[str, Any] = {
         "mixed_precision": "no" if precision == "fp32" else precision,
         "gradient_accumulation_steps": plan.accumulation,
     }
     has_gpu = torch.cuda.is_available()
-    group = InitProcessGroupKwargs(backend=None if has_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT)
-    # The launcher's switch would make accelerate build a DeepSpeed plugin of its own beside the recipe's.
-    os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
+    timeout = timedelta(seconds=config.parallel.timeout_seconds)
+    group = InitProcessGroupKwargs(backend=None if has_gpu else "gloo", timeout=timeout)
+    for variable in OVERRIDING_VARIABLES:
+        os.environ.pop(variable, None)
     if not strategy.startswith("zero"):
         # Given a backend, accelerate looks for a process group, which one process does not have.
         handlers = [group] if world_size() > 1 else []
         return Accelerator(cpu=not has_gpu, kwargs_handlers=handlers, **common)
     if world_size() == 1:
         _pretend_to_be_launched()
-    return Accelerator(
-        deepspeed_plugin=_deepspeed_plugin(config, plan, strategy, precision), kwargs_handlers=[group], **common
-    )
+    plugin = _deepspeed_plugin(strategy, deepspeed_settings(config, plan, strategy, precision, params=params))
+    return Accelerator(deepspeed_plugin=plugin, kwargs_handlers=[group], **common)
 
 
-def _deepspeed_plugin(config: Config, plan: Plan, strategy: str, precision: str) -> Any:
+def _deepspeed_plugin(strategy: str, settings: dict[str, Any]) -> Any:
     try:
-        import deepspeed  # noqa: F401
+        import_deepspeed()
     except ImportError:
         raise UserError(
             f"parallel.strategy = {strategy!r}: needs DeepSpeed, which runs on Linux: pip install deepspeed"
         ) from None
     from accelerate.utils import DeepSpeedPlugin
 
-    return DeepSpeedPlugin(hf_ds_config=deepspeed_settings(config, plan, strategy, precision))
-
-
-def deepspeed_settings(config: Config, plan: Plan, strategy: str, precision: str) -> dict[str, Any]:
-    """DeepSpeed's configuration, generated from the recipe so that the two cannot disagree."""
-    return {
-        "train_batch_size": plan.global_batch,
-        "train_micro_batch_size_per_gpu": plan.micro_batch,
-        "gradient_accumulation_steps": plan.accumulation,
-        "gradient_clipping": config.optim.clip_norm,
-        "zero_optimization": {"stage": int(strategy[-1])},
-        "bf16": {"enabled": precision == "bf16"},
-        "fp16": {"enabled": precision == "fp16"},
-        "zero_allow_untested_optimizer": True,
-        "steps_per_print": 10**9,
-    }
+    return DeepSpeedPlugin(hf_ds_config=settings)
 
 
 def _pretend_to_be_launched() -> None:
@@ -113,6 +142,14 @@ def _pretend_to_be_launched() -> None:
     defaults = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     for key, value in defaults.items():
         os.environ.setdefault(key, str(value))
+
+
+def set_micro_batch(accelerator: Accelerator, plan: Plan) -> None:
+    """Tell accelerate, and DeepSpeed before its engine is built, of a micro batch that was settled later."""
+    accelerator.gradient_accumulation_steps = plan.accumulation
+    if (plugin := accelerator.state.deepspeed_plugin) is not None:
+        plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = plan.micro_batch
+        plugin.deepspeed_config["gradient_accumulation_steps"] = plan.accumulation
 
 
 def on_main(decide: Callable[[], T]) -> T:
