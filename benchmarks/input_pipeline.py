@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -180,7 +180,7 @@ def timm_batches(source: Source, size: int, args: argparse.Namespace) -> Iterato
     from timm.data import create_loader
 
     loader = create_loader(
-        Endless(source),
+        cast(Any, Endless(source)),
         input_size=(3, size, size),
         batch_size=args.batch,
         is_training=True,
@@ -258,7 +258,8 @@ def measure(sides: dict[str, Any], args: argparse.Namespace) -> list[Result]:
 
 
 def run(side: Any, args: argparse.Namespace) -> tuple[float, float]:
-    """Images per second and CPU ms per image, after what the workers had prepared in other rounds is used up."""
+    """Images per second and CPU ms per image, once the other sides' workers are idle and this one's queue is used up."""
+    wait_until_idle()
     for _ in range(2 * args.workers + 2):
         next(side)
     count, start, cpu = 0, time.perf_counter(), cpu_seconds()
@@ -266,6 +267,15 @@ def run(side: Any, args: argparse.Namespace) -> tuple[float, float]:
         next(side)
         count += args.batch
     return count / (time.perf_counter() - start), (cpu_seconds() - cpu) / count * 1e3
+
+
+def wait_until_idle() -> None:
+    """Workers fill their queues after the last batch was taken; that must not slow down the side that is next."""
+    busy = True
+    while busy:
+        before = cpu_seconds()
+        time.sleep(0.2)
+        busy = cpu_seconds() - before > 0.02
 
 
 def cpu_seconds() -> float:

@@ -1,4 +1,4 @@
-"""Cropping and resizing: Pillow's antialiased filters, by torch's kernels for uint8, which are twice as fast or more."""
+"""Cropping and resizing: Pillow's antialiased filters, by torch's kernels for uint8, which are much faster."""
 
 from __future__ import annotations
 

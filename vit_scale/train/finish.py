@@ -29,8 +29,10 @@ def finish(run: Run) -> None:
     rows = {"top-1": _accuracies(summary), "best": _best(run), "time": _time(seconds, summary)}
     rows["weights"] = ", ".join(files)
     rows["record"] = f"{run.folder}/metrics.jsonl, summary.json"
-    commands = [f"less {shlex.quote(str(run.folder))}/summary.json"]
-    run.screen.summary(rows, commands + ([sync] if sync else []))
+    look = f"python launch/show_batch.py {shlex.quote(str(run.folder / 'config.yaml'))}"
+    report = f"python launch/report.py {shlex.quote(str(run.folder / 'config.yaml'))}"
+    commands = {look: "what the model saw", sync or report: "upload to W&B" if sync else "parameters, MACs and memory"}
+    run.screen.summary(rows, commands)
 
 
 def save_weights(run: Run) -> list[str]:

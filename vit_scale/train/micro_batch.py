@@ -82,9 +82,7 @@ def trial_on_device(model: ImageModel, device: torch.device, precision: str, *, 
     return trial
 
 
-def _images_per_second(
-    model: ImageModel, size: int, device: torch.device, precision: str, repeats: int
-) -> float:
+def _images_per_second(model: ImageModel, size: int, device: torch.device, precision: str, repeats: int) -> float:
     params = sum(p.numel() for p in model.parameters())
     held = torch.empty(BYTES_TO_COME * params, dtype=torch.uint8, device=device)
     images = torch.zeros(size, model.in_chans, *model.img_size, device=device)
@@ -107,7 +105,9 @@ def surely_fits_in_host_memory(config: Config, model: ImageModel, size: int, pre
     variant = getattr(model, "variant", None)
     if variant is None:  # timm's models are not counted here
         return True
-    kept = vit_activations(variant, precision=precision, activation_checkpointing=config.parallel.activation_checkpointing)
+    kept = vit_activations(
+        variant, precision=precision, activation_checkpointing=config.parallel.activation_checkpointing
+    )
     return size * kept.total < 0.5 * psutil.virtual_memory().available
 
 

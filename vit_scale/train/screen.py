@@ -6,12 +6,10 @@ In a terminal the progress is one live bar; in a log file it is a line at each l
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
 
 
 def duration(seconds: float) -> str:
@@ -43,11 +41,10 @@ class Screen:
 
     def table(self, title: str, rows: dict[str, str]) -> None:
         """A title and aligned `name  value` lines."""
-        grid = Table.grid(padding=(0, 2))
+        self.console.print(f"[bold]{escape(title)}[/bold]", soft_wrap=True)
+        width = max(map(len, rows))
         for name, value in rows.items():
-            grid.add_row(f"[dim]{name}[/dim]", escape(value))
-        self.console.print(f"[bold]{escape(title)}[/bold]")
-        self.console.print(grid)
+            self.console.print(f"[dim]{name:<{width}}[/dim]  {escape(value)}", soft_wrap=True)
 
     def start(self, step: int) -> None:
         """Begin the progress at `step`."""
@@ -96,15 +93,10 @@ class Screen:
             self._bar.stop()
         self._bar = None
 
-    def summary(self, rows: dict[str, str], commands: list[str]) -> None:
-        """The end: results, and the commands worth typing next."""
+    def summary(self, rows: dict[str, str], commands: dict[str, str]) -> None:
+        """The end: results, and the commands worth typing next with what they do."""
         self.console.print()
         self.table("Finished", rows)
         self.console.print("[bold]Next[/bold]")
-        for command in commands:
-            self.say(f"  {command}")
-
-
-def header_rows(facts: dict[str, Any]) -> dict[str, str]:
-    """The facts of a run in words, for the top of the screen."""
-    return {name: str(value) for name, value in facts.items() if value}
+        for command, what in commands.items():
+            self.say(f"  {command}    # {what}")

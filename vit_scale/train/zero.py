@@ -82,7 +82,7 @@ def check_offload(offload: str, strategy: str) -> None:
     if not strategy.startswith(needed):
         stages = "zero3" if needed == "zero3" else "zero1, zero2 or zero3"
         raise UserError(
-            f"parallel.offload = {offload!r}: the strategy is {strategy!r}, which cannot offload; "
+            f"parallel.offload = {offload!r}: the strategy is {strategy!r}, which cannot do that; "
             f"set parallel.strategy to {stages}"
         )
 
