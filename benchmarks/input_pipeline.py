@@ -147,8 +147,8 @@ def our_batches(source: Any, size: int, args: argparse.Namespace) -> Iterator[to
         mean=MEAN,
         std=STD,
     )
-    normalize = Normalize(MEAN, STD)
-    return (normalize(batch.images) for batch in loader)
+    normalize, out = Normalize(MEAN, STD), torch.empty(args.batch, 3, size, size)
+    return (normalize(batch.images, out) for batch in loader)
 
 
 class Endless(Dataset[tuple[Any, int]]):
@@ -231,7 +231,7 @@ def compare_statistics(sides: dict[str, Any], batches: int = 8) -> dict[str, dic
     for name, side in sides.items():
         if name == "decode only":
             continue
-        images = torch.cat([next(side) for _ in range(batches)])
+        images = torch.cat([next(side).clone() for _ in range(batches)])
         found[name] = {"mean": round(images.mean().item(), 3), "std": round(images.std().item(), 3)}
     for name, values in found.items():
         for key, value in values.items():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -34,6 +37,25 @@ def launch() -> Callable[..., subprocess.CompletedProcess]:
         return subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout, check=False
         )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def launch_processes() -> Callable[..., list[subprocess.CompletedProcess]]:
+    """Run commands that start processes of their own, side by side; whatever happens, nothing of them is left."""
+
+    def run(*commands: list[str], timeout: float = 120, **env: str) -> list[subprocess.CompletedProcess]:
+        deadline = time.monotonic() + timeout
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+        started = [subprocess.Popen(command, cwd=ROOT, env=os.environ | env, **pipes) for command in commands]
+        try:
+            said = [process.communicate(timeout=max(1, deadline - time.monotonic())) for process in started]
+        finally:
+            for process in started:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        return [subprocess.CompletedProcess(p.args, p.returncode, *s) for p, s in zip(started, said, strict=True)]
 
     return run
 

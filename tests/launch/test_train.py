@@ -156,7 +156,7 @@ def test_final_weights_load_into_timm(digits: tuple[Path, str]) -> None:
 
 def test_output_says_in_words_what_is_trained_and_what_to_do_next(digits: tuple[Path, str]) -> None:
     said = digits[1]
-    for part in ("parameters", "GMACs", "training and", "images an update =", "epochs", "fp32", "one process", "timm"):
+    for part in ("parameters", "MMACs", "training and", "images an update =", "epochs", "fp32", "one process", "timm"):
         assert part in said, part
     assert "top-1" in said.split("Finished")[1]
     assert "wandb sync" in said.split("Next")[1]

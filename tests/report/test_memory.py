@@ -43,8 +43,9 @@ def test_one_gpu_has_no_buckets_to_reduce() -> None:
     assert states(gpus=2)["ddp"]["buffers"] == 4 * PARAMS
 
 
-def test_deepspeed_allocates_its_whole_bucket_even_for_a_small_model() -> None:
-    assert states()["zero2"]["buffers"] == 2 * ZERO_REDUCE_BUCKET
+def test_bucket_of_deepspeed_is_as_large_as_the_model_up_to_its_limit() -> None:
+    assert states()["zero2"]["buffers"] == 2 * PARAMS
+    assert states(params=2 * ZERO_REDUCE_BUCKET)["zero2"]["buffers"] == 2 * ZERO_REDUCE_BUCKET
 
 
 def test_ema_is_counted_only_where_there_is_one() -> None:

@@ -7,6 +7,7 @@ as Pillow's two-dimensional interpolation for a fraction of its work. What comes
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,11 +44,9 @@ def _translate(x: Planes, shift: float, axis: int, bicubic: bool, fill: Planes) 
     whole = math.floor(shift)
     weights, first = _weights(np.array(shift - whole), bicubic)
     places = np.arange(first, length + len(weights) - 1 + first) + whole
-    wide = np.take(x, np.clip(places, 0, length - 1), axis=axis).astype(np.float32)
-    out = wide[_along(axis, slice(0, length))] * weights[0]
-    for i, weight in enumerate(weights[1:], start=1):
-        out += wide[_along(axis, slice(i, i + length))] * weight
-    moved = np.clip(out, 0, 255, out=out).astype(np.uint8)
+    wide = np.take(x, np.clip(places, 0, length - 1), axis=axis)
+    taps = [wide[_along(axis, slice(i, i + length))] for i in range(len(weights))]
+    moved = _weighted_sum(taps, weights)
     source = np.arange(length) + 0.5 + shift
     moved[_along(axis, (source < 0) | (source >= length))] = fill.reshape(-1, 1, 1)
     return moved
@@ -66,14 +65,23 @@ def _shift_rows(x: Planes, shifts: npt.NDArray[np.floating], bicubic: bool, fill
     columns = np.arange(first, width + len(weights) - 1 + first) + whole[:, None]
     np.clip(columns, 0, width - 1, out=columns)
     columns += np.arange(0, height * width, width)[:, None]
-    taps = np.take(x.reshape(channels, -1), columns, axis=1).astype(np.float32)
-    out = taps[:, :, :width] * weights[0][:, None]
-    for i, weight in enumerate(weights[1:], start=1):
-        out += taps[:, :, i : i + width] * weight[:, None]
-    moved = np.clip(out, 0, 255, out=out).astype(np.uint8)
-    source = np.arange(width) + 0.5 + shifts[:, None]
-    _fill_outside(moved, (source < 0) | (source >= width), fill)
+    wide = np.take(x.reshape(channels, -1), columns, axis=1)
+    taps = [wide[:, :, i : i + width] for i in range(len(weights))]
+    moved = _weighted_sum(taps, weights[:, :, None])
+    # In each row the pixels from `first_inside` on, before `first_beyond`, come from inside the image.
+    first_inside, first_beyond = np.ceil(-0.5 - shifts)[:, None], np.ceil(width - 0.5 - shifts)[:, None]
+    across = np.arange(width, dtype=np.int32)
+    _fill_outside(moved, (across < first_inside.astype(np.int32)) | (across >= first_beyond.astype(np.int32)), fill)
     return moved
+
+
+def _weighted_sum(taps: Sequence[Planes], weights: npt.NDArray[np.float32]) -> Planes:
+    """Fractions of a level are cut off, as Pillow does."""
+    factors = torch.from_numpy(weights)
+    out = torch.from_numpy(taps[0].astype(np.float32)).mul_(factors[0])
+    for tap, factor in zip(taps[1:], factors[1:], strict=True):
+        out.addcmul_(torch.from_numpy(tap.astype(np.float32)), factor)
+    return out.clamp_(0, 255).numpy().astype(np.uint8)
 
 
 def _weights(d: npt.NDArray[np.floating], bicubic: bool) -> tuple[npt.NDArray[np.float32], int]:

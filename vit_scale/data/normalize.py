@@ -32,10 +32,14 @@ class Normalize(torch.nn.Module):
         self.register_buffer("scale", (1 / (255 * std_C)).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("shift", (-mean_C / std_C).view(1, -1, 1, 1), persistent=False)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """uint8 [B, C, H, W] to float32 of the same shape, contiguous."""
-        # In place, because on a CPU fresh memory costs more than the arithmetic.
-        return images.to(torch.float32, memory_format=torch.contiguous_format).mul_(self.scale).add_(self.shift)
+    def forward(self, images: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """uint8 [B, C, H, W] to float32 of the same shape.
+
+        On a CPU the pages of a fresh result cost more than the arithmetic; `out` takes memory that is there already.
+        """
+        if out is None:
+            out = torch.empty(images.shape, dtype=torch.float32, device=images.device)
+        return out.copy_(images).mul_(self.scale).add_(self.shift)
 
 
 def resolve_normalization(config: DataConfig, model_name: str, in_chans: int) -> tuple[Values, Values]:

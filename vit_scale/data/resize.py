@@ -17,11 +17,17 @@ _MAX_RATIO = 8
 def resize(pixels: Pixels, size: tuple[int, int], filter_name: str) -> Planes:
     """Pixels [H, W, C] resized to planes [C, *size], with antialiasing."""
     if pixels.shape[:2] == size:
-        return pixels.transpose(2, 0, 1)
+        return pixels.transpose(2, 0, 1).copy()
     if not pixels.flags.writeable or min(pixels.strides) < 0:
         pixels = pixels.copy()  # torch takes neither read-only nor mirrored views.
     planes = torch.from_numpy(pixels).permute(2, 0, 1)[None]
     return interpolate(planes, size, mode=filter_name, antialias=True)[0].numpy()
+
+
+def flip(x: Planes, horizontally: bool, vertically: bool) -> Planes:
+    """Mirror planes. torch copies backwards several times as fast as numpy."""
+    axes = [axis for axis, wanted in ((2, horizontally), (1, vertically)) if wanted]
+    return torch.flip(torch.from_numpy(x), axes).numpy() if axes else x
 
 
 def shorter_side_size(height: int, width: int, side: tuple[int, int]) -> tuple[int, int]:

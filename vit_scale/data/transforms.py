@@ -18,7 +18,7 @@ from vit_scale.data.decode import Picture
 from vit_scale.data.erasing import ERASE_SLOTS, RandomErasing
 from vit_scale.data.jpeg import Box
 from vit_scale.data.rand_augment import RandAugment, parse_spec
-from vit_scale.data.resize import center_crop, padded_crop, resize, resize_to_cover
+from vit_scale.data.resize import center_crop, flip, padded_crop, resize, resize_to_cover
 
 Row = Sequence[float]
 
@@ -54,17 +54,13 @@ class TrainTransform:
     def __call__(self, picture: Picture, u: Row) -> Planes:
         """Planes [C, *size] of the augmented picture."""
         augment = self.augment
-        x = self._crop(picture, u)
-        if u[_HFLIP] < augment.hflip:
-            x = x[:, :, ::-1]
-        if u[_VFLIP] < augment.vflip:
-            x = x[:, ::-1]
+        x = flip(self._crop(picture, u), u[_HFLIP] < augment.hflip, u[_VFLIP] < augment.vflip)
         if augment.three_augment:
-            x = _three_augment(np.ascontiguousarray(x), u[_THREE : _THREE + 2])
+            x = _three_augment(x, u[_THREE : _THREE + 2])
         if self.rand_augment is not None:
             x = self.rand_augment(x, u[_RAND:])
         if augment.color_jitter > 0:
-            x = _color_jitter(np.ascontiguousarray(x), augment.color_jitter, u[_JITTER : _JITTER + 4])
+            x = _color_jitter(x, augment.color_jitter, u[_JITTER : _JITTER + 4])
         if self.erasing is not None:
             x = self.erasing(x, u[_ERASE:_RAND])
         return x

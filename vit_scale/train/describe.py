@@ -9,7 +9,8 @@ from typing import Any
 from vit_scale.config import Config
 from vit_scale.data.sources import Data
 from vit_scale.models.interface import ImageModel
-from vit_scale.report.count import count_model
+from vit_scale.report.count import ModelCount, count_model
+from vit_scale.report.figures import significant
 from vit_scale.report.timm_check import check_against_timm
 from vit_scale.train.plan import Plan
 
@@ -32,6 +33,12 @@ class Description:
     """FLOPs actually spent on an image in training, forward and backward."""
 
 
+def model_in_words(name: str, count: ModelCount) -> str:
+    """`vit_base_patch16_224, 86,567,656 parameters, 17.56 GMACs a forward pass`."""
+    macs = f"{significant(count.macs / 1e9)} GMACs" if count.macs >= 1e8 else f"{significant(count.macs / 1e6)} MMACs"
+    return f"{name}, {count.params:,} parameters, {macs} a forward pass of one image"
+
+
 def length_in_words(plan: Plan) -> str:
     """`1,000 updates = 10 epochs, 100 of them warm-up`."""
     epochs = f" = {plan.epoch(plan.steps):.4g} epochs" if plan.train_images else ""
@@ -46,7 +53,7 @@ def describe(
     count = count_model(model, model.img_size, model.in_chans)
     check = check_against_timm(config.model, num_classes=model.num_classes, in_chans=model.in_chans)
     rows = {
-        "model": f"{config.model.name}, {count.params:,} parameters, {count.macs / 1e9:.3g} GMACs a forward pass",
+        "model": model_in_words(config.model.name, count),
         "timm": check.summary(),
         "data": data.description,
         "batch": plan.batch_in_words(),

@@ -11,7 +11,7 @@ from vit_scale.models.interface import ImageModel
 from vit_scale.report.count import count_model
 from vit_scale.report.meta import build_on_meta
 from vit_scale.report.timm_check import check_against_timm
-from vit_scale.train.describe import STRATEGIES, length_in_words
+from vit_scale.train.describe import STRATEGIES, length_in_words, model_in_words
 from vit_scale.train.plan import learning_rate, make_plan
 from vit_scale.train.screen import Screen
 from vit_scale.train.strategy import deepspeed_settings, resolve_strategy, world_size
@@ -47,12 +47,12 @@ def dry_run(config: Config, recipe: str, gpus: int | None = None) -> int:
     screen = Screen(enabled=True)
     known = "" if images else " (how many images it has is not known here, so epochs cannot be counted)"
     rows = {
-        "model": f"{config.model.name}, {count.params:,} parameters, {count.macs / 1e9:.3g} GMACs a forward pass",
+        "model": model_in_words(config.model.name, count),
         "timm": check_against_timm(config.model, num_classes=classes, in_chans=channels).summary(),
         "data": f"{config.data.source}{known}",
         "batch": plan.batch_in_words(),
         "length": length_in_words(plan) if images or config.schedule.steps else "not known",
-        "learning rate": f"{lr.at(0):.2e} at the first step, {lr.peak:.2e} at the peak, {lr.at(plan.steps - 1):.2e} last",
+        "learning rate": f"{lr.at(0):.2e} at first, {lr.peak:.2e} at the peak, {lr.at(plan.steps - 1):.2e} at last",
         "precision": precision,
         "strategy": STRATEGIES[strategy],
     }

@@ -16,10 +16,12 @@ EvalBatches = Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 def evaluate(
     model: nn.Module,
     batches: EvalBatches,
-    normalize: Callable[[torch.Tensor], torch.Tensor],
+    inputs: Callable[[torch.Tensor], torch.Tensor],
     device: torch.device,
 ) -> dict[str, float]:
     """`loss`, `top1` and `top5` of `model` over `batches` of (uint8 images, labels, weights).
+
+    `inputs` makes of the images what the model takes.
 
     Counts are summed over processes before they are divided. Weight 0 marks the padding that gives every process the
     same number of batches.
@@ -28,8 +30,8 @@ def evaluate(
     model.eval()
     sums = torch.zeros(4, dtype=torch.float64, device=device)  # images, loss, top-1, top-5
     for images, labels, weights in batches:
-        images, labels, weights = (t.to(device, non_blocking=True) for t in (images, labels, weights))
-        sums += _batch_sums(model(normalize(images)).float(), labels, weights.double())
+        labels, weights = labels.to(device, non_blocking=True), weights.to(device, non_blocking=True)
+        sums += _batch_sums(model(inputs(images)).float(), labels, weights.double())
     model.train(was_training)
     if dist.is_initialized():
         dist.all_reduce(sums)

@@ -72,7 +72,8 @@ def prepare(run: Run, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     images = run.normalize(batch.images.to(run.device, non_blocking=True))
     labels = batch.labels.to(run.device, non_blocking=True)
     offset = int(batch.positions[0]) % run.plan.global_batch
-    return run.mixing(images, labels, step=run.state.step, offset=offset)
+    images, targets = run.mixing(images, labels, step=run.state.step, offset=offset)
+    return images.to(run.state.input_dtype), targets
 
 
 def seed_everything(seed: int, step: int, rank: int) -> None:
@@ -162,10 +163,10 @@ def evaluate_now(run: Run, meter: Meter) -> bool:
     """Evaluate raw and averaged weights; True where this is the best so far."""
     state = run.state
     log(run, meter)
-    metrics = {f"val/{k}": v for k, v in evaluate(state.model, run.eval_loader, run.normalize, run.device).items()}
+    metrics = {f"val/{k}": v for k, v in evaluate(state.model, run.eval_loader, run.inputs, run.device).items()}
     if state.ema is not None:
         with state.ema.applied():
-            averaged = evaluate(state.model, run.eval_loader, run.normalize, run.device)
+            averaged = evaluate(state.model, run.eval_loader, run.inputs, run.device)
         metrics |= {f"val_ema/{k}": v for k, v in averaged.items()}
     best = max(metrics["val/top1"], metrics.get("val_ema/top1", 0.0))
     improved = best > state.best_top1

@@ -10,7 +10,6 @@ from torch import nn
 from vit_scale.config import OptimConfig
 from vit_scale.errors import UserError
 
-
 # Optimisers that treat each number on its own. ZeRO hands them pieces of flattened layers, which makes no difference
 # to these; one that looks at whole layers, such as LAMB or Muon, would take other steps than under DDP.
 ELEMENTWISE = {"adam", "adamw", "nadam", "nadamw", "radam", "radamw", "adamax", "lion", "sgd", "momentum", "rmsprop"}

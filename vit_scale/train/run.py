@@ -26,7 +26,8 @@ from vit_scale.models import create_from_config
 from vit_scale.models.attention import check_attention_backend
 from vit_scale.models.interface import ImageModel
 from vit_scale.models.weights import load_weights
-from vit_scale.train import checkpoint, run_folder
+from vit_scale.train import resume, run_folder
+from vit_scale.train.checkpoint import CheckpointFolder
 from vit_scale.train.describe import Description, describe
 from vit_scale.train.ema import Ema
 from vit_scale.train.hardware import Peak, peak, resolve_precision
@@ -72,7 +73,7 @@ class Run:
     mixing: Mixing
     train_loader: TrainLoader
     eval_loader: EvalLoader
-    checkpoints: checkpoint.CheckpointFolder
+    checkpoints: CheckpointFolder
     screen: Screen
     record: Record | None
     """None on all but the main process."""
@@ -83,6 +84,10 @@ class Run:
     @property
     def device(self) -> torch.device:
         return self.accelerator.device
+
+    def inputs(self, images: torch.Tensor) -> torch.Tensor:
+        """uint8 images as the model wants them: on the device, normalised, in its precision."""
+        return self.normalize(images.to(self.device, non_blocking=True)).to(self.state.input_dtype)
 
     def updates(self) -> Iterator[list[Batch]]:
         """The micro batches of this process, a list for each update still to be done."""
@@ -116,7 +121,7 @@ def build_run(config: Config, recipe: str) -> Run:
     if strategy.startswith("zero"):
         check_engine(state.wrapped, config, plan)
     if found:
-        checkpoint.restore(state, found)
+        resume.restore(state, found)
     screen = Screen(enabled=accelerator.is_main_process, steps=plan.steps)
     description = describe(config, plan, data, model, strategy, precision, folder)
     for note in filter(None, [strategy_note, settings_note, weights_note, batch_note, *notes]):
@@ -136,12 +141,14 @@ def build_run(config: Config, recipe: str) -> Run:
         mixing=_build_mixing(config, plan, model),
         train_loader=train_loader,
         eval_loader=eval_loader,
-        checkpoints=checkpoint.CheckpointFolder(
+        checkpoints=CheckpointFolder(
             folder,
             keep=config.run.keep,
             rank=accelerator.process_index,
             world=accelerator.num_processes,
             session=session,
+            step=state.step,
+            seconds_to_wait=config.parallel.timeout_seconds,
         ),
         screen=screen,
         record=_open_record(config, folder, state, description, screen) if accelerator.is_main_process else None,
@@ -186,15 +193,15 @@ def _open_folder(config: Config, recipe: str, plan: Plan) -> tuple[Path, Path | 
     """The folder, the checkpoint to go on from, and lines for the user. Nothing of a run already there is lost."""
     folder = run_folder.choose_folder(config, recipe)
     if not run_folder.has_run(folder):
-        found, notes = checkpoint.find_checkpoint(config.run.resume, folder)
+        found, notes = resume.find_checkpoint(config.run.resume, folder)
     elif config.run.resume == "never":
         return folder, None, [f"The run that was in {folder} is now in {run_folder.set_aside(folder)}."]
     else:
         run_folder.refuse_other_options(folder, config)
-        found, notes = checkpoint.find_checkpoint(config.run.resume, folder)
+        found, notes = resume.find_checkpoint(config.run.resume, folder)
     if found:
-        step = checkpoint.read_meta(found)["step"]
-        if step >= plan.steps:
+        step = resume.read_meta(found)["step"]
+        if step >= plan.steps and (run_folder.is_finished(folder) or not run_folder.has_run(folder)):
             raise RunFinished(
                 f"The run in {folder} is finished: {step:,} of {plan.steps:,} steps are done.\n"
                 "A larger schedule goes on from there; run.resume=never starts it anew."
@@ -215,7 +222,7 @@ def _settle_micro_batch(
     On a CPU one size is about as fast as another, so `auto` keeps the plan's and nothing is tried while it surely fits.
     """
     device, note = accelerator.device, None
-    recorded = checkpoint.read_meta(found)["plan"] if found else {}
+    recorded = resume.read_meta(found)["plan"] if found else {}
     if config.batch.micro == "auto" and recorded.get("processes") == plan.processes:
         plan = plan.with_micro_batch(recorded["micro_batch"])
     elif device.type == "cuda" or not surely_fits_in_host_memory(config, model, plan.micro_batch, precision):
@@ -237,7 +244,8 @@ def _build_state(config: Config, model: ImageModel, accelerator: Accelerator, st
     shards = make_shards(model, wrapped, optimizer, strategy)
     ema = Ema(shards, config.ema.decay, config.ema.warmup) if config.ema.decay else None
     zeros = [torch.zeros((), device=accelerator.device) for _ in range(2)]
-    return TrainState(model, wrapped, optimizer, shards, ema, bad_steps=zeros[0], bad_in_a_row=zeros[1])
+    dtype = next(model.parameters()).dtype
+    return TrainState(model, wrapped, optimizer, shards, ema, dtype, bad_steps=zeros[0], bad_in_a_row=zeros[1])
 
 
 def wrap(

@@ -146,7 +146,7 @@ class _Partitioned:
         shapes = {name: _full_shape(p) for name, p in self.params.items()}
         whole = gather(self.weights(owned=True), shapes, self.engine.device)
         with self._frozen_gathered():
-            rest = {k: v.detach().clone() for k, v in self.model.state_dict().items() if k not in self.params}
+            rest = {k: _whole_precision(v) for k, v in self.model.state_dict().items() if k not in self.params}
         return {name: whole.get(name, rest.get(name)) for name in self.model.state_dict()}  # type: ignore[misc]
 
     @contextmanager
@@ -222,6 +222,10 @@ def gather(pieces: Pieces, shapes: dict[str, torch.Size], device: torch.device) 
 
 def _full_shape(p: nn.Parameter) -> torch.Size:
     return getattr(p, "ds_shape", p.shape)
+
+
+def _whole_precision(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().to(torch.float32 if value.is_floating_point() else value.dtype, copy=True)
 
 
 def _same_shape(value: Any, flat: torch.Tensor) -> bool:

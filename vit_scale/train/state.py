@@ -30,6 +30,8 @@ class TrainState:
     shards: Shards
     """The tensors of all of these, as pieces."""
     ema: Ema | None = None
+    input_dtype: torch.dtype = torch.float32
+    """What images must be: half precision where DeepSpeed keeps the weights of the forward pass in it."""
     step: int = 0
     """Updates done; also the index of the next one."""
     best_top1: float = -1.0

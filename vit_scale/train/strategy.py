@@ -96,7 +96,7 @@ def launcher_note(config: Config, plan: Plan, strategy: str, precision: str) -> 
 def make_accelerator(
     config: Config, plan: Plan, strategy: str, precision: str, *, params: int = ZERO_REDUCE_BUCKET
 ) -> Accelerator:
-    """The Accelerator for `strategy`, whose DeepSpeed settings agree with the plan for a model of `params` parameters."""
+    """The Accelerator for `strategy`, whose DeepSpeed settings agree with the plan; `params` is the model's size."""
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,8 +20,8 @@ def apply_update(state: TrainState, accelerator: Accelerator, clip_norm: float) 
     engine has already done all of this in `accelerator.backward`.
     """
     if _is_deepspeed(accelerator):
-        norm = torch.as_tensor(state.wrapped.get_global_grad_norm() or 0.0)  # type: ignore[operator]
-        return _count(state, norm)
+        norm = state.wrapped.get_global_grad_norm()
+        return _count(state, torch.as_tensor(0.0 if norm is None else norm))
     if accelerator.scaler is not None:
         accelerator.scaler.unscale_(state.optimizer)
     grads = [p.grad for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -52,10 +53,34 @@ def _fused_step(optimizer: torch.optim.Optimizer, norm: torch.Tensor, clip_norm:
 
 
 def _plain_step(optimizer: torch.optim.Optimizer, grads: list[torch.Tensor], norm: torch.Tensor, clip: float) -> None:
-    """Optimisers without that support are asked from the host."""
-    if norm.isfinite():
-        torch._foreach_div_(grads, _clip_divisor(norm, clip))
+    """Optimisers without that support: on a CPU asking costs nothing; a GPU is not asked but told how to undo."""
+    torch._foreach_div_(grads, _clip_divisor(norm, clip))
+    if norm.device.type != "cpu":
+        _undoable_step(optimizer, grads, norm.isfinite())
+    elif norm.isfinite():
         optimizer.step()
+
+
+@torch.no_grad()
+def _undoable_step(optimizer: torch.optim.Optimizer, grads: list[torch.Tensor], good: torch.Tensor) -> None:
+    """Step, then take it back on the device where `good` is false.
+
+    Costs a copy of weights and optimiser state while it lasts, and their copying at every step. Counters that an
+    optimiser keeps on the host cannot be taken back; they run ahead by the skipped steps.
+    """
+    for grad in grads:
+        grad.masked_fill_(~good, 0.0)
+    before = [(tensor, tensor.clone()) for tensor in _tensors_of(optimizer) if tensor.device == good.device]
+    optimizer.step()
+    for tensor, old in before:
+        tensor.copy_(torch.where(good, tensor, old))
+
+
+def _tensors_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Weights with a gradient, and the optimiser's state as far as it exists."""
+    yield from (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+    for entries in optimizer.state.values():
+        yield from (value for value in entries.values() if isinstance(value, torch.Tensor))
 
 
 def _scaled_step(

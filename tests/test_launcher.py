@@ -1,0 +1,56 @@
+"""Slurm's names for what torch wants to know."""
+
+from __future__ import annotations
+
+import pytest
+
+from vit_scale.launcher import first_host, slurm_variables
+
+TASK = {
+    "SLURM_PROCID": "13",
+    "SLURM_LOCALID": "5",
+    "SLURM_STEP_NUM_TASKS": "16",
+    "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+    "SLURM_JOB_ID": "1234567",
+    "SLURM_STEP_ID": "0",
+}
+
+
+def test_a_task_of_srun_knows_its_place() -> None:
+    assert slurm_variables(TASK) == {
+        "RANK": "13",
+        "WORLD_SIZE": "16",
+        "LOCAL_RANK": "5",
+        "LOCAL_WORLD_SIZE": "8",
+        "MASTER_ADDR": "gpu07",
+        "MASTER_PORT": "24567",
+    }
+
+
+def test_a_task_that_sees_one_gpu_takes_it() -> None:
+    assert slurm_variables(TASK | {"CUDA_VISIBLE_DEVICES": "5"})["LOCAL_RANK"] == "0"
+    assert slurm_variables(TASK | {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"})["LOCAL_RANK"] == "5"
+
+
+def test_a_launcher_that_srun_started_is_believed() -> None:
+    assert slurm_variables(TASK | {"RANK": "3", "WORLD_SIZE": "4"}) == {}
+
+
+def test_a_shell_inside_an_allocation_waits_for_nobody() -> None:
+    assert slurm_variables({"SLURM_PROCID": "0", "SLURM_NTASKS": "16", "SLURM_JOB_ID": "1"}) == {}
+    assert slurm_variables(TASK | {"SLURM_STEP_NUM_TASKS": "1"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node7", "node7"),
+        ("gpu[07-09,12],cpu1", "gpu07"),
+        ("a1,a2", "a1"),
+        ("rack[2,4]-n.cluster", "rack2-n.cluster"),
+        ("dgx-a100-[001-128]", "dgx-a100-001"),
+    ],
+)
+def test_first_host_of_slurms_list(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first

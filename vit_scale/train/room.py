@@ -1,0 +1,44 @@
+"""Why a file could not be written, with how much room is missing where that is the reason."""
+
+from __future__ import annotations
+
+import errno
+import re
+import shutil
+from pathlib import Path
+
+
+def explain(error: Exception, folder: Path, sizes: dict[str, int]) -> str:
+    """`error` in words, for files of these `sizes` in bytes that were to be written to `folder`."""
+    number = _errno(error)
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        here = folder if folder.is_dir() else folder.parent
+        written = sum(path.stat().st_size for path in here.glob("*") if path.name in sizes)
+        free = shutil.disk_usage(here).free + written
+        return f"{error}: {_missing(sum(sizes.values()), free)} free on the disk"
+    if number == errno.EFBIG:
+        return f"{error}: {_missing(max(sizes.values(), default=0), _largest_file())} allowed for a file (ulimit -f)"
+    return str(error) or type(error).__name__
+
+
+def _errno(error: Exception) -> int | None:
+    """The number of the system's error, which safetensors tells in its message only."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    found = re.search(r"os error (\d+)", str(error))
+    return int(found.group(1)) if found else None
+
+
+def _largest_file() -> int:
+    import resource  # Unix only
+
+    return resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+
+
+def _missing(needed: int, available: int) -> str:
+    missing = max(0, needed - available)
+    return f"{_size(missing)} are missing, {_size(needed)} are needed, {_size(available)} are"
+
+
+def _size(number: int) -> str:
+    return f"{number / 1e6:,.1f} MB" if number >= 1e5 else f"{number:,} bytes"
