@@ -16,7 +16,7 @@ train: $(READY)  ## train a small ViT on embedded real images, under two minutes
 	@$(BIN)/python launch/train.py $(RECIPE)
 
 test: $(READY)  ## run all tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(READY)  ## check style, formatting and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 # Ranges that should work; constraints.txt has the exact versions that are tested.
@@ -20,14 +22,14 @@ REQUIRES = [
     "rich>=13.7",
     "scikit-learn>=1.4",  # the embedded digits
 ]
-TEST = ["pytest>=8.0"]
+TEST = ["pytest>=8.0", "pytest-xdist>=3.5"]
 DEV = ["ruff>=0.9", "mypy>=1.14", "types-PyYAML"]
 
 setup(
     name="vit_scale",
     version="0.1.0",
     description="Train Vision Transformers from one CPU to many GPU nodes, with one recipe and the same losses.",
-    long_description=open("README.md", encoding="utf-8").read(),
+    long_description=Path("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
     python_requires=">=3.10",

@@ -46,8 +46,11 @@ def main(argv: Sequence[str]) -> int:
 
         return dry_run(config, args.recipe, args.gpus)
     from vit_scale.train import close_processes, run_recipe
+    from vit_scale.train.lost import LOST_STATUS, leave_at_once
 
     status = run_recipe(config, args.recipe)
+    if status == LOST_STATUS:
+        leave_at_once()
     close_processes()
     return status
 

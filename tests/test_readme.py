@@ -58,7 +58,8 @@ def test_python_example_runs() -> None:
 
 
 def test_links_and_named_files_exist() -> None:
-    targets = re.findall(r"\]\((?!http)([^)#]+)\)", TEXT) + re.findall(r"`((?:tests|benchmarks|recipes)/[\w/.]+)`", TEXT)
+    targets = re.findall(r"\]\((?!http)([^)#]+)\)", TEXT)
+    targets += re.findall(r"`((?:tests|benchmarks|recipes)/[\w/.]+)`", TEXT)
     missing = [target for target in targets if not (ROOT / target).exists()]
     assert targets
     assert not missing

@@ -18,9 +18,10 @@ from vit_scale.data.sources import Data, open_data
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Arrow files that `datasets` makes of the tests' images do not go into the user's cache."""
+    """Arrow files that `datasets` makes of the tests' images do not go into the user's cache; and no idle waiting."""
     import datasets
 
+    datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0  # Five seconds at the end of each pass over a stream.
     datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp("datasets")
     datasets.disable_progress_bar()
 

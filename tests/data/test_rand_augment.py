@@ -35,9 +35,7 @@ def timm_result(
 
 
 @pytest.mark.parametrize("name", list(OPERATIONS))
-def test_against_timm_on_photographs(
-    name: str, photographs: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_against_timm_on_photographs(name: str, photographs: list[np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = 2.0 if name in GEOMETRIC else 1.0
     for bicubic in (False, True) if name in GEOMETRIC else (False,):
         for magnitude, negative in ((2.3, True), (9.0, False), (10.0, True)):
@@ -91,7 +89,7 @@ def test_specs_are_read_as_timm_reads_them(spec: str) -> None:
     assert parsed.magnitude_std == operation.magnitude_std
     assert parsed.magnitude_max == (operation.magnitude_max or 10)
     ours = RandAugment(parsed, "random", np.zeros(3, np.uint8))
-    assert Counter(ours.weights or ours.names) .keys() == Counter(op.name for op in theirs.ops).keys()
+    assert Counter(ours.weights or ours.names).keys() == Counter(op.name for op in theirs.ops).keys()
     if theirs.choice_weights is not None:
         weights = dict(zip((op.name for op in theirs.ops), theirs.choice_weights, strict=True))
         total = sum(ours.weights.values())
@@ -114,7 +112,8 @@ def test_fields_say_the_same_as_a_spec() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "named"), [("rand-m9-x3", "x3"), ("augmix-m3", "augmix"), ("rand-p2", "p2"), ("rand-n0", "n0"), ("rand-tbest", "tbest")]
+    ("spec", "named"),
+    [("rand-m9-x3", "x3"), ("augmix-m3", "augmix"), ("rand-p2", "p2"), ("rand-n0", "n0"), ("rand-tbest", "tbest")],
 )
 def test_a_wrong_spec_names_its_section(spec: str, named: str) -> None:
     with pytest.raises(UserError, match=rf"augment.rand_augment={spec}: `{named}`"):
@@ -172,5 +171,3 @@ def test_works_with_pillow_13_which_refuses_to_keep_no_bits(monkeypatch: pytest.
     dice = Dice(False, False, np.zeros(3, np.uint8))
     assert not OPERATIONS["PosterizeIncreasing"](x, 1.0, dice).any(), "no bits are kept: black"
     assert np.array_equal(OPERATIONS["Posterize"](x * 5, 0.99, dice), x * 5 & 0b11100000)
-
-

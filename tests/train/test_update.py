@@ -8,12 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from vit_scale.config import OptimConfig
+from vit_scale.train.ema import Ema
+from vit_scale.train.loop import Meter
 from vit_scale.train.optim import build_optimizer, parameter_groups, set_learning_rate
 from vit_scale.train.shards import Replicated
 from vit_scale.train.state import TrainState
-from vit_scale.train.update import apply_update
+from vit_scale.train.update import _undoable_step, apply_update
 
 ACCELERATOR = SimpleNamespace(scaler=None, distributed_type=SimpleNamespace(value="NO"))
 
@@ -72,6 +75,46 @@ def test_non_finite_gradient_changes_nothing_and_is_counted(name: str, poison: f
     assert (state.bad_steps.item(), state.bad_in_a_row.item()) == (2, 0)
     assert not torch.equal(model.weight, before[0]["weight"])
     assert model.weight.isfinite().all()
+
+
+@pytest.mark.parametrize("good", [True, False])
+@pytest.mark.parametrize("name", ["sgd", "lamb", "lion"])
+def test_update_that_a_gpu_undoes_by_itself_equals_asking_first(name: str, good: bool) -> None:
+    model = Model(3, 2)
+    asked, undone = state_of(model, name=name), state_of(copy.deepcopy(model), name=name)
+    for state in (asked, undone):
+        backward(state.model)
+        apply_update(state, ACCELERATOR, 1.0)  # type: ignore[arg-type]
+        backward(state.model)
+    grads = [p.grad for p in undone.model.parameters()]
+    if good:
+        asked.optimizer.step()
+    else:
+        grads[0][0, 0] = float("nan")  # type: ignore[index]
+    _undoable_step(undone.optimizer, grads, torch.tensor(good))  # type: ignore[arg-type]
+    for ours, theirs in zip(asked.optimizer.state.values(), undone.optimizer.state.values(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    torch.testing.assert_close(asked.model.state_dict(), undone.model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "lion"])
+def test_update_on_a_gpu_never_asks_it_for_a_number(name: str) -> None:
+    """Fake tensors have a device and no content: to read one, as a host synchronisation would, is an error."""
+    with FakeTensorMode():
+        model = Model(3, 2, device="cuda")
+        state = state_of(model, name=name)
+        state.bad_steps, state.bad_in_a_row = (torch.zeros((), device="cuda") for _ in range(2))
+        state.ema = Ema(state.shards, 0.9, warmup=True)
+        meter = Meter(run=None)  # type: ignore[arg-type]
+        for step in range(3):
+            for p in model.parameters():
+                p.grad = torch.zeros_like(p)
+            norm = apply_update(state, ACCELERATOR, 1.0)  # type: ignore[arg-type]
+            state.ema.update(step)
+            meter.add(norm, norm)
+        assert norm.device.type == "cuda"
+        with pytest.raises(DataDependentOutputException):
+            norm.item()
 
 
 def test_vectors_and_named_parameters_are_not_decayed() -> None:

@@ -198,7 +198,7 @@ def offloaded(launch_processes: LaunchProcesses, tmp_path_factory: pytest.TempPa
     command = [*launcher, "tests/workers/train_many.py", json.dumps(jobs)]
     (done,) = launch_processes(command, timeout=180, TORCH_EXTENSIONS_DIR=str(top / "compiled"))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    interrupted = re.findall(r"^status \d \d 138$", done.stdout, re.MULTILINE)
+    interrupted = re.findall(r"status \d \d 138\n", done.stdout)
     assert len(interrupted) == 2 * len(OFFLOADS), "each kind was interrupted, on both processes"
     return top
 

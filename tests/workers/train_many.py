@@ -46,7 +46,9 @@ def main() -> None:
         except UserError as error:
             print(f"error: {error}", flush=True)
             status = 2
-        print(f"status {RANK} {number} {status}", flush=True)
+        # One write: torchrun's processes are unbuffered, and `print` would write the end of the line on its own.
+        sys.stdout.write(f"status {RANK} {number} {status}\n")
+        sys.stdout.flush()
         for state in (AcceleratorState, GradientState, PartialState):
             state._reset_state()
         os.environ.clear()

@@ -8,8 +8,11 @@ their death.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -183,6 +186,7 @@ class _Workers:
 
     def __init__(self, batches: Dataset[Made], places: Any, workers: int, problems: Problems):
         self.problems = problems
+        self._closing = torch.zeros(1, dtype=torch.bool).share_memory_()
         self._loader = DataLoader(
             batches,
             sampler=None if places is None else _Numbered(places),
@@ -191,6 +195,7 @@ class _Workers:
             pin_memory=torch.cuda.is_available(),
             prefetch_factor=PREFETCH if workers else None,
             persistent_workers=workers > 0,
+            worker_init_fn=partial(_leave_signals_to_training, self._closing),
         )
         self._running: Iterator[Made] | None = None
 
@@ -227,5 +232,17 @@ class _Workers:
 
     def close(self) -> None:
         """Stop the worker processes: they end with the DataLoader's iterator."""
+        self._closing.fill_(True)
         self._running = None
         self._loader._iterator = None
+
+
+def _leave_signals_to_training(closing: torch.Tensor, worker: int) -> None:
+    """Terminals and schedulers signal every process of a job; the one that trains still needs batches to end well."""
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        if closing.item():
+            raise SystemExit
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, receive)

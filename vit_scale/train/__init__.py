@@ -12,17 +12,31 @@ def run_recipe(config: Config, recipe: str) -> int:
     quiet_libraries()
     from vit_scale.train.finish import finish
     from vit_scale.train.loop import train
+    from vit_scale.train.lost import LOST_STATUS, is_lost_process, tell_of_loss
     from vit_scale.train.run import RunFinished, build_run
+    from vit_scale.train.strategy import is_main_process
 
+    run = None
     try:
         run = build_run(config, recipe)
+        status = train(run)
+        if status == 0:
+            finish(run)
+        return status
     except RunFinished as message:
-        print(message)
+        if is_main_process():
+            print(message)
         return 0
-    status = train(run)
-    if status == 0:
-        finish(run)
-    return status
+    except RuntimeError as error:
+        if not is_lost_process(error):
+            raise
+        if run is not None:
+            run.checkpoints.abandon()
+        tell_of_loss(error, run.folder if run else None, config.parallel.timeout_seconds)
+        return LOST_STATUS
+    finally:
+        if run is not None:
+            run.close()
 
 
 def close_processes() -> None:

@@ -57,8 +57,7 @@ class CheckpointFolder:
         """
         self.path = run_folder / "checkpoints"
         self.keep, self.rank, self.world, self.session = keep, rank, world, session
-        self.good_step = step
-        """The newest checkpoint that was not saved amid updates that had to be skipped."""
+        self._good_step = step
         self._seconds_to_wait = seconds_to_wait
         self._copies = HostCopies()
         self._problem: str | None = None
@@ -77,15 +76,22 @@ class CheckpointFolder:
         self.wait()
         meta = numbers(state) | meta
         if not meta["bad_in_a_row"]:
-            self.good_step = state.step
+            self._good_step = state.step
         weights = state.shards.state_dict()
         try:
             files = self._copy(state, weights)
         except (MemoryError, RuntimeError) as error:  # torch raises the latter where host memory is short
             self._writing = self._writer.submit(self._fail, state.step, error, {})
         else:
-            kept = {state.best_step, self.good_step}
+            kept = {state.best_step, self._good_step}
             self._writing = self._writer.submit(self._write, state.step, files, meta, kept)
+
+    @property
+    def good(self) -> Path | None:
+        """The newest checkpoint that was not saved amid skipped updates."""
+        self.wait()
+        path = self.path / folder_name(self._good_step)
+        return path if path.exists() else None
 
     def problem(self) -> str | None:
         """What went wrong with a save since the last call."""
@@ -99,7 +105,7 @@ class CheckpointFolder:
         try:
             self._writing.result()
         except Exception as error:  # noqa: BLE001 -- whatever it is, training goes on
-            self._problem = f"{error}. Earlier checkpoints are whole, training goes on."
+            self._problem = f"{error}. Earlier checkpoints are whole."
         self._writing = None
 
     def abandon(self) -> None:
@@ -147,6 +153,7 @@ class CheckpointFolder:
             shutil.rmtree(partial, ignore_errors=True)
         else:
             with contextlib.suppress(OSError):
+                partial.mkdir(parents=True, exist_ok=True)
                 for name in files:
                     (partial / name).unlink(missing_ok=True)
                 self._leave_receipt(partial, {"error": f"process {self.rank}: {message}"})

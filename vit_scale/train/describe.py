@@ -39,6 +39,12 @@ def model_in_words(name: str, count: ModelCount) -> str:
     return f"{name}, {count.params:,} parameters, {macs} a forward pass of one image"
 
 
+def strategy_in_words(strategy: str, offload: str) -> str:
+    """The strategy, and what of it waits in the host's memory."""
+    moved = {"none": "", "optimizer": ", optimiser in host memory", "params": ", optimiser and weights in host memory"}
+    return STRATEGIES[strategy] + moved[offload]
+
+
 def length_in_words(plan: Plan) -> str:
     """`1,000 updates = 10 epochs, 100 of them warm-up`."""
     epochs = f" = {plan.epoch(plan.steps):.4g} epochs" if plan.train_images else ""
@@ -59,7 +65,7 @@ def describe(
         "batch": plan.batch_in_words(),
         "length": length_in_words(plan),
         "precision": precision,
-        "strategy": STRATEGIES[strategy],
+        "strategy": strategy_in_words(strategy, config.parallel.offload),
         "folder": str(folder),
     }
     numbers = {

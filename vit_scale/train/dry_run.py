@@ -11,7 +11,7 @@ from vit_scale.models.interface import ImageModel
 from vit_scale.report.count import count_model
 from vit_scale.report.meta import build_on_meta
 from vit_scale.report.timm_check import check_against_timm
-from vit_scale.train.describe import STRATEGIES, length_in_words, model_in_words
+from vit_scale.train.describe import length_in_words, model_in_words, strategy_in_words
 from vit_scale.train.plan import learning_rate, make_plan
 from vit_scale.train.screen import Screen
 from vit_scale.train.strategy import deepspeed_settings, resolve_strategy, world_size
@@ -54,13 +54,13 @@ def dry_run(config: Config, recipe: str, gpus: int | None = None) -> int:
         "length": length_in_words(plan) if images or config.schedule.steps else "not known",
         "learning rate": f"{lr.at(0):.2e} at first, {lr.peak:.2e} at the peak, {lr.at(plan.steps - 1):.2e} at last",
         "precision": precision,
-        "strategy": STRATEGIES[strategy],
+        "strategy": strategy_in_words(strategy, config.parallel.offload),
     }
     screen.table(f"Plan of {recipe} (nothing is read or written)", rows)
     if note:
         screen.say(note)
     if strategy.startswith("zero"):
         screen.say("DeepSpeed's settings, generated from the recipe:")
-        settings = deepspeed_settings(config, plan, strategy, precision)
+        settings = deepspeed_settings(config, plan, strategy, precision, params=count.params)
         screen.say(json.dumps(settings, indent=2))
     return 0

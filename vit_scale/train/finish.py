@@ -7,8 +7,11 @@ import time
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from vit_scale.errors import UserError
+from vit_scale.train.room import explain
 from vit_scale.train.run import Run
 from vit_scale.train.screen import duration, percent
 from vit_scale.train.shards import gather
@@ -52,13 +55,24 @@ def save_weights(run: Run) -> list[str]:
 
 def _write(tensors: dict[str, torch.Tensor], path: Path) -> None:
     partial = path.with_suffix(".partial")
-    save_file(tensors, partial)
-    partial.replace(path)
+    try:
+        save_file(tensors, partial)
+        partial.chmod(0o644)  # safetensors leaves its files to their owner alone
+        partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        reason = explain(error, path.parent, {partial.name: size})
+        partial.unlink(missing_ok=True)
+        raise UserError(
+            f"{path} could not be written: {reason}.\n"
+            "Training is done and its last checkpoint is kept; the same command writes the weights once there is room."
+        ) from error
 
 
 def _accuracies(summary: dict[str, float]) -> str:
-    raw = f"{percent(summary['val/top1'])} raw"
-    return f"{raw}, {percent(summary['val_ema/top1'])} EMA" if "val_ema/top1" in summary else raw
+    """From the record, which a run that was killed between its last step and this has from before."""
+    kinds = {"raw": "val/top1", "EMA": "val_ema/top1"}
+    return ", ".join(f"{percent(summary[key])} {kind}" for kind, key in kinds.items() if key in summary)
 
 
 def _best(run: Run) -> str:
@@ -66,4 +80,4 @@ def _best(run: Run) -> str:
 
 
 def _time(seconds: float, summary: dict[str, float]) -> str:
-    return f"{duration(seconds)}, last {summary['speed/images_per_second']:,.0f} images/s"
+    return f"{duration(seconds)}, last {summary.get('speed/images_per_second', 0):,.0f} images/s"

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from vit_scale.errors import UserError
+from vit_scale.report.activations import Precision
 
 # Dense peak of the tensor cores in TFLOP/s at bf16 (fp16 for V100 and T4), from the vendors' data sheets.
 # The first name contained in torch's device name counts, so the longer names stand first.
@@ -59,7 +61,7 @@ def _measured_matmul_flops(size: int = 1024, repeats: int = 12) -> float:
     return 2.0 * size**3 / best
 
 
-def resolve_precision(asked: str, device: torch.device) -> str:
+def resolve_precision(asked: Precision | Literal["auto"], device: torch.device) -> Precision:
     """`fp32`, `bf16` or `fp16`; raises `UserError` for one that this device cannot do."""
     if asked == "auto":
         if device.type != "cuda":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from datetime import timedelta
 from types import FrameType, TracebackType
 
 import torch
@@ -19,7 +20,9 @@ class Interrupt:
     A second Ctrl-C ends the process at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_seconds: float = 600.0) -> None:
+        """`timeout_seconds` is how long a process waits for the flag of another before it takes it for lost."""
+        self._timeout = timedelta(seconds=timeout_seconds)
         self.received: signal.Signals | None = None
         self._previous: dict[signal.Signals, object] = {}
         self._group: dist.ProcessGroup | None = None
@@ -29,7 +32,7 @@ class Interrupt:
         for number in EXIT_STATUS:
             self._previous[number] = signal.signal(number, self._receive)
         if dist.is_initialized() and dist.get_world_size() > 1:
-            self._group = dist.new_group(backend="gloo")  # type: ignore[assignment]
+            self._group = dist.new_group(backend="gloo", timeout=self._timeout)  # type: ignore[assignment]
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -31,7 +31,7 @@ def train(run: Run) -> int:
     state, options = run.state, run.config.run
     meter = Meter(run)
     run.screen.start(state.step)
-    with Interrupt() as interrupt:
+    with Interrupt(run.config.parallel.timeout_seconds) as interrupt:
         for batches in meter.timed(run.updates()):
             loss, norm = update(run, batches)
             state.step += 1
@@ -92,6 +92,8 @@ class Meter:
     since: float = field(default_factory=time.perf_counter)
     loss_sum: torch.Tensor | None = None
     norm: torch.Tensor | None = None
+    finite_norm: torch.Tensor | None = None
+    """The last gradient norm that was a number."""
 
     def timed(self, updates: Iterator[list[Batch]]) -> Iterator[list[Batch]]:
         """`updates`, with the time spent waiting for them counted."""
@@ -107,6 +109,8 @@ class Meter:
     def add(self, loss: torch.Tensor, norm: torch.Tensor) -> None:
         self.loss_sum = loss if self.loss_sum is None else self.loss_sum + loss
         self.norm = norm
+        before = norm if self.finite_norm is None else self.finite_norm
+        self.finite_norm = torch.where(norm.isfinite(), norm, before)
         self.steps += 1
 
     def read(self) -> dict[str, float]:
@@ -149,14 +153,31 @@ def log(run: Run, meter: Meter) -> None:
     run.screen.progress(run.state.step, metrics)
     if run.record is not None:
         run.record.log(run.state.step, metrics)
-    bad = int(run.state.bad_in_a_row.item())
-    if bad >= run.config.run.max_bad_steps:
-        first = run.state.step - bad + 1
-        raise UserError(
-            f"Loss or gradient was not finite in {bad} updates in a row, steps {first} to {run.state.step}: "
-            f"learning rate {metrics['train/lr']:.2e}, gradient norm {metrics['train/grad_norm']}.\n"
-            "Weights are those before it began. Try a lower optim.lr, a longer warm-up or parallel.precision=fp32."
-        )
+    if int(run.state.bad_in_a_row.item()) >= run.config.run.max_bad_steps:
+        raise gone_bad(run, meter, metrics)
+
+
+def gone_bad(run: Run, meter: Meter, metrics: dict[str, float]) -> UserError:
+    """What is known of a run whose updates are not finite any more; all processes must call it."""
+    last, bad = run.state.step, int(run.state.bad_in_a_row.item())
+    finite = "none" if meter.finite_norm is None else f"{meter.finite_norm.item():.3g}"
+    return UserError(
+        f"Loss or gradient was not finite in {bad} updates in a row, steps {last - bad + 1:,} to {last:,}: learning "
+        f"rate {metrics['train/lr']:.2e}, gradient norm {metrics['train/grad_norm']} (last finite one {finite}), "
+        f"weight norm {weight_norm(run):.4g}.\n"
+        f"Weights are those before it began; last checkpoint from then: {run.checkpoints.good or 'none'}.\n"
+        "Go on from there by run.resume in another run.dir, with a lower optim.lr, more warm-up or precision=fp32."
+    )
+
+
+def weight_norm(run: Run) -> float:
+    """The norm of all trained weights; all processes must call it."""
+    squares = torch.zeros((), dtype=torch.float64, device=run.device)
+    for piece in run.state.shards.weights(owned=True).values():
+        squares += piece.tensor.double().square().sum().to(run.device)
+    if dist.is_initialized():
+        dist.all_reduce(squares)
+    return squares.sqrt().item()
 
 
 def evaluate_now(run: Run, meter: Meter) -> bool:
@@ -186,13 +207,14 @@ def save(run: Run) -> None:
     meta = {key: summary.get(key) for key in ("versions", "git_commit", "wandb_id", "class_names")}
     run.checkpoints.save(run.state, meta | {"config": to_tree(run.config), "plan": asdict(run.plan)})
     if problem := run.checkpoints.problem():
-        run.screen.say(problem)
+        run.screen.say(f"{problem} Training goes on.")
 
 
 def stop_early(run: Run, signal: Signals) -> int:
     """End cleanly after a signal, with the way to go on."""
     run.close()
-    run.screen.say(f"Stopped by {signal.name} after step {run.state.step:,}; saved in {run.folder}/checkpoints.")
+    run.screen.say(f"Stopped by {signal.name} after step {run.state.step:,}.")
+    run.screen.say(run.checkpoints.problem() or f"Saved in {run.folder}/checkpoints.")
     run.screen.say("The same command goes on from there.")
     if run.record is not None:
         run.record.close()

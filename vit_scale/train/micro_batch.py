@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from vit_scale.config import Config
 from vit_scale.models.interface import ImageModel
-from vit_scale.report.activations import vit_activations
+from vit_scale.report.activations import Precision, vit_activations
 
 Trial = Callable[[int], float | None]
 """Images per second at a micro batch, or None where it does not fit."""
@@ -100,7 +100,7 @@ def _images_per_second(model: ImageModel, size: int, device: torch.device, preci
     return size / best
 
 
-def surely_fits_in_host_memory(config: Config, model: ImageModel, size: int, precision: str) -> bool:
+def surely_fits_in_host_memory(config: Config, model: ImageModel, size: int, precision: Precision) -> bool:
     """Whether the activations of `size` images need less than half of the memory that is free, by the closed form."""
     variant = getattr(model, "variant", None)
     if variant is None:  # timm's models are not counted here

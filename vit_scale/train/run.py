@@ -26,6 +26,7 @@ from vit_scale.models import create_from_config
 from vit_scale.models.attention import check_attention_backend
 from vit_scale.models.interface import ImageModel
 from vit_scale.models.weights import load_weights
+from vit_scale.report.activations import Precision
 from vit_scale.train import resume, run_folder
 from vit_scale.train.checkpoint import CheckpointFolder
 from vit_scale.train.describe import Description, describe
@@ -158,7 +159,7 @@ def build_run(config: Config, recipe: str) -> Run:
     )
 
 
-def _check_options(config: Config, strategy: str, device: torch.device) -> str:
+def _check_options(config: Config, strategy: str, device: torch.device) -> Precision:
     """What can be known to be wrong before anything is read; returns the precision."""
     check_optimizer(config.optim.name, strategy)
     parse_spec(config.augment)
@@ -215,7 +216,7 @@ class RunFinished(Exception):
 
 
 def _settle_micro_batch(
-    config: Config, plan: Plan, model: ImageModel, accelerator: Accelerator, precision: str, found: Path | None
+    config: Config, plan: Plan, model: ImageModel, accelerator: Accelerator, precision: Precision, found: Path | None
 ) -> tuple[Plan, str | None]:
     """The plan with the micro batch that is used, recorded or tried, and a line where it is not what was asked for.
 

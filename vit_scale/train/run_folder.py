@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +20,12 @@ MAY_CHANGE = {
     "data.on_error",
     "data.cache",
     "data.cache_dir",
+    "augment.eval_crop",
+    "augment.eval_interpolation",
     "model.attention",
 }
 SECTIONS_THAT_MAY_CHANGE = ("parallel.", "run.", "track.")
+MAY_NOT_CHANGE = {"run.seed"}
 
 
 def choose_folder(config: Config, recipe: str) -> Path:
@@ -61,11 +62,12 @@ def is_finished(folder: Path) -> bool:
 def differing_options(folder: Path, config: Config) -> dict[str, tuple[Any, Any]]:
     """Options, of those that may not change, in which the run in `folder` and `config` differ: (there, here)."""
     there, here = flatten(load_recipe(folder / "config.yaml")), flatten(config)
-    return {
-        key: (there[key], here[key])
-        for key in here
-        if there[key] != here[key] and key not in MAY_CHANGE and not key.startswith(SECTIONS_THAT_MAY_CHANGE)
-    }
+    return {key: (there[key], here[key]) for key in here if there[key] != here[key] and not may_change(key)}
+
+
+def may_change(key: str) -> bool:
+    """Whether a run may be gone on with under another value of this option."""
+    return key not in MAY_NOT_CHANGE and (key in MAY_CHANGE or key.startswith(SECTIONS_THAT_MAY_CHANGE))
 
 
 def refuse_other_options(folder: Path, config: Config) -> None:
@@ -95,7 +97,6 @@ def write_config(folder: Path, config: Config) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write so that a reader sees the old file or the new one, never half of it."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
-        file.write(text)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    partial.replace(path)

@@ -29,7 +29,7 @@ class Record:
     def __init__(self, folder: Path, config: Config, *, step: int, facts: dict[str, Any], say: Callable[[str], None]):
         self.folder = folder
         self._say = say
-        self._said = False
+        self._said: set[str] = set()
         before = read_summary(folder) if step else {}
         self.summary: dict[str, Any] = {**before, "finished": False, "versions": versions(), "git_commit": git_commit()}
         self.summary |= facts
@@ -48,26 +48,35 @@ class Record:
             with (self.folder / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
-            self._say_once(f"metrics.jsonl cannot be written: {error}; training goes on")
-        if self._wandb is not None:
-            self._wandb.log(line, step=step)
+            self._say_once("metrics.jsonl", f"cannot be written: {error}; training goes on")
+        self._to_wandb(lambda run: run.log(line, step=step))
 
     def write_summary(self, **values: Any) -> None:
         self.summary |= values
         try:
             write_text(self.folder / "summary.json", json.dumps(self.summary, indent=1, default=str) + "\n")
         except OSError as error:
-            self._say_once(f"summary.json cannot be written: {error}; training goes on")
+            self._say_once("summary.json", f"cannot be written: {error}; training goes on")
 
     def close(self, **values: Any) -> str | None:
         """Write the summary, end the W&B run; returns the command that uploads an offline run."""
         self.write_summary(**values)
-        if self._wandb is None:
+        last = {k: v for k, v in self.summary.items() if isinstance(v, int | float | str)}
+        self._to_wandb(lambda run: run.summary.update(last))
+        self._to_wandb(lambda run: run.finish(exit_code=0))
+        if self._wandb is None or not self._wandb.offline:
             return None
-        self._wandb.summary.update({k: v for k, v in self.summary.items() if isinstance(v, int | float | str)})
-        offline, directory = self._wandb.offline, Path(self._wandb.dir).parent
-        self._wandb.finish(exit_code=0)
-        return f"wandb sync {os.path.relpath(directory)}" if offline else None
+        return f"wandb sync {os.path.relpath(Path(self._wandb.dir).parent)}"
+
+    def _to_wandb(self, tell: Callable[[Any], None]) -> None:
+        """Whatever the client raises, it is told no more and training goes on."""
+        if self._wandb is None:
+            return
+        try:
+            tell(self._wandb)
+        except Exception as error:  # noqa: BLE001
+            self._say_once("W&B", f"cannot be reached: {error}; training goes on, metrics.jsonl has everything")
+            self._wandb = None
 
     def _drop_lines_after(self, step: int) -> None:
         """A killed run may have logged steps that its last checkpoint does not hold; they will be logged again."""
@@ -75,12 +84,15 @@ class Record:
         if not path.exists():
             return
         kept = [line for line in path.read_text().splitlines() if _step_of(line) <= step] if step else []
-        write_text(path, "".join(f"{line}\n" for line in kept))
+        try:
+            write_text(path, "".join(f"{line}\n" for line in kept))
+        except OSError as error:
+            self._say_once("metrics.jsonl", f"cannot be written: {error}; training goes on")
 
-    def _say_once(self, message: str) -> None:
-        if not self._said:
-            self._say(message)
-        self._said = True
+    def _say_once(self, what: str, problem: str) -> None:
+        if what not in self._said:
+            self._say(f"{what} {problem}")
+        self._said.add(what)
 
 
 def _step_of(line: str) -> float:

@@ -1,0 +1,48 @@
+"""Normalisation where the model is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vit_scale.config import DataConfig
+from vit_scale.data.normalize import Normalize, resolve_normalization
+from vit_scale.errors import UserError
+
+
+def test_against_torchvision() -> None:
+    from torchvision.transforms.v2 import functional
+
+    images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
+    mean, std = resolve_normalization(DataConfig(mean="imagenet", std="imagenet"), "vit_small_patch16_224", 3)
+    expected = functional.normalize(images.float() / 255, list(mean), list(std))
+    torch.testing.assert_close(Normalize(mean, std)(images), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_memory_can_be_given() -> None:
+    images = torch.randint(0, 256, (2, 1, 4, 4), dtype=torch.uint8)
+    normalize, out = Normalize((0.5,), (0.5,)), torch.empty(2, 1, 4, 4)
+    assert normalize(images, out) is out
+    torch.testing.assert_close(out, normalize(images))
+
+
+@pytest.mark.parametrize("model", ["vit_small_patch16_224", "timm/vit_base_patch16_224", "timm/resnet50"])
+def test_auto_is_what_the_models_published_weights_expect(model: str) -> None:
+    import timm
+
+    published = timm.get_pretrained_cfg(model.removeprefix("timm/"))
+    assert resolve_normalization(DataConfig(), model, 3) == (published.mean, published.std)
+
+
+def test_by_name_by_value_and_for_other_channels() -> None:
+    name = "vit_small_patch16_224"
+    assert resolve_normalization(DataConfig(mean="none", std="none"), name, 3) == ((0, 0, 0), (1, 1, 1))
+    assert resolve_normalization(DataConfig(mean=(0.1, 0.2), std=(0.3, 0.4)), name, 2) == ((0.1, 0.2), (0.3, 0.4))
+    mean, std = resolve_normalization(DataConfig(mean="imagenet", std="imagenet"), name, 1)
+    assert mean == pytest.approx((0.449,), abs=1e-3)
+    assert std == pytest.approx((0.226,), abs=1e-3)
+
+
+def test_values_that_do_not_fit_the_channels_are_refused() -> None:
+    with pytest.raises(UserError, match=r"data.mean=\[0.5\]: 1 values, but images have 3 channels"):
+        resolve_normalization(DataConfig(mean=(0.5,)), "vit_small_patch16_224", 3)

@@ -1,0 +1,277 @@
+"""Each fault for real: processes that are killed, stopped, starved of disk or poisoned, and what becomes of the run.
+
+Real processes run the real entry point; a forkserver spares each of them the imports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from vit_scale.train.checkpoint import list_checkpoints, step_of
+from vit_scale.train.lost import LOST_STATUS
+from vit_scale.train.resume import newest_whole, what_is_wrong
+
+RECIPE = "recipes/debug.yaml"
+TINY = ["data.source=synthetic", "data.synthetic_images=64", "data.synthetic_size=8", "data.synthetic_classes=4"]
+QUICK = [*TINY, "track.wandb=disabled", "data.workers=0", "run.eval_every=10000", "run.log_every=10"]
+KILLS, KILLS_OF_TWO = 20, 5
+LONG, SHORT, ENDLESS = "schedule.steps=150", "schedule.steps=60", "schedule.steps=100000"
+PATIENCE = 60.0
+
+
+class Trainer:
+    """Starts processes of `launch/train.py` and leaves none behind."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = top
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["preloaded"])
+        self._started: list[BaseProcess] = []
+
+    def start(
+        self, folder: Path, *options: str, environment: dict[str, str] | None = None, **faults: int
+    ) -> BaseProcess:
+        import preloaded  # type: ignore[import-not-found]
+
+        arguments = [RECIPE, *QUICK, f"run.dir={folder}", *options]
+        process = self._context.Process(
+            target=preloaded.train, args=(arguments, environment or {}, str(self.log(folder))), kwargs=faults
+        )
+        process.start()
+        self._started.append(process)
+        return process
+
+    def start_two(self, folder: Path, *options: str) -> list[BaseProcess]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        ranks = [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+        return [self.start(folder, *options, environment=environment) for environment in ranks]
+
+    def train(self, folder: Path, *options: str, **faults: int) -> int | None:
+        return status(self.start(folder, *options, **faults))
+
+    def log(self, folder: Path) -> Path:
+        return self.top / f"{folder.name}.log"
+
+    def said(self, folder: Path) -> str:
+        return self.log(folder).read_text()
+
+    def close(self) -> None:
+        for process in self._started:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # type: ignore[arg-type]
+
+
+def status(process: BaseProcess) -> int | None:
+    """The exit status, or None where the process does not end."""
+    process.join(PATIENCE)
+    return process.exitcode
+
+
+@pytest.fixture(scope="module")
+def trainer(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        patch.syspath_prepend(root / "tests" / "workers")
+        patch.setenv("PYTHONPATH", str(root / "tests" / "workers"))  # the forkserver of Python < 3.13 has no other way
+        trainer = Trainer(tmp_path_factory.mktemp("faults"))
+        yield trainer
+        trainer.close()
+
+
+@pytest.fixture(scope="module")
+def reference(trainer: Trainer) -> Path:
+    """One process, never interrupted."""
+    assert trainer.train(trainer.top / "reference", LONG) == 0, trainer.said(trainer.top / "reference")
+    return trainer.top / "reference"
+
+
+@pytest.fixture(scope="module")
+def reference_of_two(trainer: Trainer) -> Path:
+    """Two processes, never interrupted."""
+    folder = trainer.top / "reference-of-two"
+    assert [status(process) for process in trainer.start_two(folder, SHORT)] == [0, 0], trainer.said(folder)
+    return folder
+
+
+def assert_same_weights(ours: Path, theirs: Path) -> None:
+    for name in ("model.safetensors", "model_ema.safetensors"):
+        torch.testing.assert_close(load_file(ours / name), load_file(theirs / name), rtol=0, atol=0)
+
+
+def newest_step(folder: Path) -> int:
+    return max(map(step_of, list_checkpoints(folder / "checkpoints")), default=0)
+
+
+def is_saving(folder: Path) -> bool:
+    return any((folder / "checkpoints").glob(".partial-*"))
+
+
+def wait_until(happened: Callable[[], bool], processes: list[BaseProcess]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < deadline, "nothing happens"
+        assert all(process.exitcode is None for process in processes), "ended too early"
+        time.sleep(0.001)
+
+
+def kill_at_random(processes: list[BaseProcess], victims: list[int], folder: Path, draw: random.Random) -> bool:
+    """SIGKILL the victims while starting, between two steps or while saving; True where a save was under way."""
+    saves, while_saving = draw.choice([0, 1, 1, 2]), draw.random() < 0.5
+    if saves == 0:
+        time.sleep(draw.uniform(0, 0.5))
+    else:
+        goal = newest_step(folder) + saves
+        wait_until(lambda: newest_step(folder) >= goal, processes)
+        if while_saving:
+            wait_until(lambda: is_saving(folder), processes)
+        time.sleep(draw.uniform(0, 0.01))
+    for victim in victims:
+        processes[victim].kill()
+    for victim in victims:
+        assert status(processes[victim]) == -signal.SIGKILL
+    return is_saving(folder)
+
+
+def test_killed_20_times_it_ends_with_the_weights_of_the_uninterrupted_run(trainer: Trainer, reference: Path) -> None:
+    folder, draw = trainer.top / "killed", random.Random(0)
+    options = [LONG, "run.save_every=1"]
+    killed_while_saving = sum(
+        kill_at_random([trainer.start(folder, *options)], [0], folder, draw) for _ in range(KILLS)
+    )
+    assert trainer.train(folder, *options) == 0, trainer.said(folder)
+    assert killed_while_saving >= 5
+    assert_same_weights(folder, reference)
+    assert not is_saving(folder), "no halves are left"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "train/loss" in line] == list(range(10, 151, 10)), "each is logged once"
+    assert "Traceback" not in trainer.said(folder)
+
+
+def test_two_processes_killed_5_times_end_with_the_weights_of_the_uninterrupted_run(
+    trainer: Trainer, reference_of_two: Path
+) -> None:
+    folder, draw = trainer.top / "killed-two", random.Random(1)
+    options = [SHORT, "run.save_every=1"]
+    for _ in range(KILLS_OF_TWO):
+        processes = trainer.start_two(folder, *options)
+        kill_at_random(processes, [0, 1], folder, draw)
+    assert [status(process) for process in trainer.start_two(folder, *options)] == [0, 0], trainer.said(folder)
+    assert_same_weights(folder, reference_of_two)
+    assert not is_saving(folder), "no halves are left"
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_process_that_lost_another_ends_and_says_how_to_go_on(
+    trainer: Trainer, fault: signal.Signals, victim: int
+) -> None:
+    folder = trainer.top / f"lost-{fault.name}-{victim}"
+    seconds = 3 if fault == signal.SIGSTOP else 600
+    processes = trainer.start_two(folder, ENDLESS, "run.save_every=1", f"parallel.timeout_seconds={seconds}")
+    wait_until(lambda: newest_step(folder) >= 2, processes)
+    os.kill(processes[victim].pid, fault)  # type: ignore[arg-type]
+    assert status(processes[1 - victim]) == LOST_STATUS, trainer.said(folder)
+    said = trainer.said(folder)
+    assert f"error: process {1 - victim} of 2 lost another one" in said
+    assert f"parallel.timeout_seconds = {seconds}" in said
+    assert "The same command goes on after step" in said
+    assert "Traceback" not in said
+    assert newest_whole(folder)[0] is not None
+
+
+def test_launcher_brings_a_run_that_lost_a_process_to_its_end(
+    trainer: Trainer, reference_of_two: Path, launch_processes: Callable[..., list[subprocess.CompletedProcess]]
+) -> None:
+    folder, flag = trainer.top / "restarted", trainer.top / "died"
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    command = [*launcher, "--max_restarts", "3", "tests/workers/dies_once.py", str(flag), RECIPE, *QUICK, SHORT]
+    (done,) = launch_processes([*command, f"run.dir={folder}", "run.save_every=1"])
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert flag.exists(), "it did die"
+    assert "after step 5 of 60" in done.stdout
+    assert_same_weights(folder, reference_of_two)
+
+
+def test_sigterm_to_all_processes_of_a_job_leaves_a_run_that_goes_on(trainer: Trainer, reference: Path) -> None:
+    """Slurm signals training and loading processes alike."""
+    folder, options = trainer.top / "terminated", [LONG, "data.workers=1"]
+    process = trainer.start(folder, *options, "run.log_every=1")
+    wait_until(lambda: (folder / "metrics.jsonl").exists(), [process])
+    os.killpg(process.pid, signal.SIGTERM)  # type: ignore[arg-type]
+    assert status(process) == 143, trainer.said(folder)
+    assert "Stopped by SIGTERM after step" in trainer.said(folder)
+    assert "The same command goes on from there." in trainer.said(folder)
+    stopped = newest_step(folder)
+    assert trainer.train(folder, *options) == 0, trainer.said(folder)
+    assert f"after step {stopped} of 150" in trainer.said(folder)
+    assert_same_weights(folder, reference)
+
+
+def test_disk_full_while_saving_stops_nothing_and_says_what_is_missing(trainer: Trainer, reference: Path) -> None:
+    """A shard of this model takes 342 kB, its weights 110 kB."""
+    folder = trainer.top / "full"
+    process = trainer.start(folder, LONG, "run.save_every=10")
+    wait_until(lambda: newest_step(folder) >= 20, [process])
+    process.terminate()
+    assert status(process) == 143
+    before = list_checkpoints(folder / "checkpoints")
+    assert trainer.train(folder, LONG, "run.save_every=10", largest_file=200_000) == 0, trainer.said(folder)
+    said = trainer.said(folder)
+    assert "could not be saved: " in said
+    assert "0.1 MB are missing" in said
+    assert "Training goes on." in said
+    assert list_checkpoints(folder / "checkpoints") == before
+    assert all(what_is_wrong(checkpoint) is None for checkpoint in before)
+    assert not is_saving(folder), "what was half written takes no room"
+    assert_same_weights(folder, reference)
+
+
+def test_no_room_for_the_final_weights_is_said_and_mended_by_the_same_command(trainer: Trainer) -> None:
+    folder = trainer.top / "no-room"
+    assert trainer.train(folder, "schedule.steps=2", largest_file=50_000) == 2
+    assert "model.safetensors could not be written" in trainer.said(folder)
+    assert "Traceback" not in trainer.said(folder)
+    assert trainer.train(folder, "schedule.steps=2") == 0
+    assert (folder / "model.safetensors").exists()
+
+
+def test_run_that_has_gone_bad_stops_with_its_numbers_and_goes_on_from_before(
+    trainer: Trainer, reference: Path
+) -> None:
+    folder = trainer.top / "poisoned"
+    options = [LONG, "run.max_bad_steps=7", "run.log_every=1", "run.save_every=2", "run.keep=1"]
+    assert trainer.train(folder, *options, poison_from=9) == 2
+    said = trainer.said(folder)
+    assert "not finite in 7 updates in a row, steps 10 to 16: learning rate" in said
+    assert "gradient norm nan (last finite one" in said
+    assert "weight norm" in said
+    assert "last checkpoint from then: " in said
+    assert "Traceback" not in said
+    good = folder / "checkpoints" / "step-00000008"
+    assert f"{good}." in said
+    assert what_is_wrong(good) is None
+    kept = load_file(good / "model.safetensors")
+    last = load_file(folder / "checkpoints" / "step-00000014" / "model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in last.values())
+    assert kept.keys() == last.keys()
+    assert trainer.train(folder, *options, f"run.resume={good}") == 0, trainer.said(folder)
+    assert_same_weights(folder, reference)
