@@ -23,16 +23,13 @@ def auto_contrast(x: Planes) -> Planes:
 
 def equalize(x: Planes) -> Planes:
     """Flatten the histogram of each channel."""
-    return _look_up(x, np.stack([_equalizing(np.array(_as_image(plane).histogram())) for plane in x]))
-
-
-def _equalizing(histogram: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    present = histogram[histogram > 0]
-    step = (present.sum() - present[-1]) // 255
-    if len(present) < 2 or step == 0:
-        return _LEVELS
-    before = np.cumsum(histogram) - histogram
-    return np.minimum((step // 2 + before) // step, 255)
+    histograms = np.array([_as_image(plane).histogram() for plane in x])
+    before = np.cumsum(histograms, axis=1) - histograms
+    last = 255 - np.argmax(histograms[:, ::-1] > 0, axis=1)
+    # The pixels below the highest level, spread evenly over 255 steps; if they are too few, nothing changes.
+    step = before[np.arange(len(x)), last][:, None] // 255
+    table = np.minimum((step // 2 + before) // np.maximum(step, 1), 255)
+    return _look_up(x, np.where(step > 0, table, _LEVELS))
 
 
 def invert(x: Planes) -> Planes:
@@ -64,24 +61,32 @@ def brightness(x: Planes, factor: float) -> Planes:
 
 def contrast(x: Planes, factor: float) -> Planes:
     """0 is the mean luminance everywhere, 1 the image."""
-    means = x.reshape(len(x), -1).mean(axis=1)
-    mean = np.float32(int(float(_luminance_weights(len(x)) @ means) + 0.5))
+    sums = x.reshape(len(x), -1).sum(axis=1, dtype=np.uint64)
+    mean = np.float32(int(float(_luminance_weights(len(x)) @ sums) / x[0].size + 0.5))
     return _look_up(x, _blend(mean, _LEVELS.astype(np.float32), factor))
 
 
 def saturation(x: Planes, factor: float) -> Planes:
     """0 is grayscale, 1 the image."""
-    return _blend(grayscale(x).astype(np.float32), x.astype(np.float32), factor)
+    image = x.astype(np.float32)
+    return _blend(_luminance(image), image, factor)
 
 
 def grayscale(x: Planes) -> Planes:
     """Luminance as one plane [1, H, W]."""
-    if len(x) == 1:
-        return x
-    if len(x) != 3:
-        return x.mean(axis=0, keepdims=True).astype(np.uint8)
-    red, green, blue = x.astype(np.uint32)
-    return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).astype(np.uint8)[None]
+    return _luminance(x.astype(np.float32)).astype(np.uint8)
+
+
+def _luminance(image: Floats) -> Floats:
+    """Pillow's, in its fixed-point numbers, exact in float32; the mean where there are not three channels."""
+    if len(image) != 3:
+        return np.floor(image.mean(axis=0, keepdims=True))
+    gray = image[:1] * np.float32(19595)
+    gray += image[1:2] * np.float32(38470)
+    gray += image[2:] * np.float32(7471)
+    gray += np.float32(0x8000)
+    gray *= np.float32(1 / 0x10000)
+    return np.floor(gray, out=gray)
 
 
 def sharpness(x: Planes, factor: float) -> Planes:
@@ -89,10 +94,16 @@ def sharpness(x: Planes, factor: float) -> Planes:
     if min(x.shape[1:]) < 3:
         return x
     wide = x.astype(np.int16)
-    rows = wide[:, :-2] + wide[:, 1:-1] + wide[:, 2:]
+    rows = wide[:, :-2] + wide[:, 1:-1]
+    rows += wide[:, 2:]
     centre = wide[:, 1:-1, 1:-1]
-    sums = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:] + 4 * centre
-    smooth = np.floor(sums * np.float32(1 / 13) + np.float32(0.5))
+    sums = rows[:, :, :-2] + rows[:, :, 1:-1]
+    sums += rows[:, :, 2:]
+    sums += centre << 2
+    smooth = sums.astype(np.float32)
+    smooth *= np.float32(1 / 13)
+    smooth += np.float32(0.5)
+    np.floor(smooth, out=smooth)
     out = x.copy()
     out[:, 1:-1, 1:-1] = _blend(smooth, centre.astype(np.float32), factor)
     return out
@@ -111,7 +122,7 @@ def _as_image(plane: Planes) -> Image.Image:
 
 def _blend(degenerate: Floats | np.float32, image: Floats, factor: float) -> Planes:
     """The image's part is `factor`; fractions of a level are cut off, as Pillow does."""
-    mixed = image - degenerate
+    mixed = np.subtract(image, degenerate)
     mixed *= np.float32(factor)
     mixed += degenerate
     return np.clip(mixed, 0, 255, out=mixed).astype(np.uint8)

@@ -43,13 +43,26 @@ def _translate(x: Planes, shift: float, axis: int, bicubic: bool, fill: Planes) 
     length = x.shape[axis]
     whole = math.floor(shift)
     weights, first = _weights(np.array(shift - whole), bicubic)
-    places = np.arange(first, length + len(weights) - 1 + first) + whole
-    wide = np.take(x, np.clip(places, 0, length - 1), axis=axis)
+    wide = _window(x, axis, whole + first, length + len(weights) - 1)
     taps = [wide[_along(axis, slice(i, i + length))] for i in range(len(weights))]
     moved = _weighted_sum(taps, weights)
     source = np.arange(length) + 0.5 + shift
     moved[_along(axis, (source < 0) | (source >= length))] = fill.reshape(-1, 1, 1)
     return moved
+
+
+def _window(x: Planes, axis: int, start: int, size: int) -> Planes:
+    """`size` pixels along the axis from `start` on; beyond the border its last pixel is repeated."""
+    length = x.shape[axis]
+    before = min(max(-start, 0), size)
+    after = min(max(start + size - length, 0), size)
+    shape = list(x.shape)
+    shape[axis] = size
+    out = np.empty(shape, np.uint8)
+    out[_along(axis, slice(before, size - after))] = x[_along(axis, slice(start + before, start + size - after))]
+    out[_along(axis, slice(0, before))] = x[_along(axis, slice(0, 1))]
+    out[_along(axis, slice(size - after, size))] = x[_along(axis, slice(length - 1, length))]
+    return out
 
 
 def _along(axis: int, part: Any) -> tuple[Any, ...]:
@@ -62,12 +75,12 @@ def _shift_rows(x: Planes, shifts: npt.NDArray[np.floating], bicubic: bool, fill
     channels, height, width = x.shape
     whole = np.floor(shifts).astype(np.int64)
     weights, first = _weights(shifts - whole, bicubic)
-    columns = np.arange(first, width + len(weights) - 1 + first) + whole[:, None]
-    np.clip(columns, 0, width - 1, out=columns)
-    columns += np.arange(0, height * width, width)[:, None]
-    wide = np.take(x.reshape(channels, -1), columns, axis=1)
-    taps = [wide[:, :, i : i + width] for i in range(len(weights))]
-    moved = _weighted_sum(taps, weights[:, :, None])
+    # Wide enough that no column that any row needs is outside.
+    start, size = int(whole.min()) + first, int(np.ptp(whole)) + width + len(weights) - 1
+    wide = _window(x, 2, start, size)
+    columns = np.arange(width + len(weights) - 1) + (whole - whole.min() + np.arange(height) * size)[:, None]
+    rows = np.take(wide.reshape(channels, -1), columns, axis=1)
+    moved = _weighted_sum([rows[:, :, i : i + width] for i in range(len(weights))], weights[:, :, None])
     # In each row the pixels from `first_inside` on, before `first_beyond`, come from inside the image.
     first_inside, first_beyond = np.ceil(-0.5 - shifts)[:, None], np.ceil(width - 0.5 - shifts)[:, None]
     across = np.arange(width, dtype=np.int32)
@@ -108,15 +121,16 @@ def rotate(x: Planes, degrees: float, bicubic: bool, fill: Planes) -> Planes:
     """Rotate about the centre, counter-clockwise."""
     _, height, width = x.shape
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    across = (np.arange(width, dtype=np.float32) + 0.5) * 2 - width
-    down = ((np.arange(height, dtype=np.float32) + 0.5) * 2 - height)[:, None]
+    across = (torch.arange(width) + 0.5) * 2 - width
+    down = ((torch.arange(height) + 0.5) * 2 - height)[:, None]
     # Where each pixel comes from; -1 to 1 is the image from edge to edge.
-    from_x = np.float32(cos / width) * across - np.float32(sin / width) * down
-    from_y = np.float32(sin / height) * across + np.float32(cos / height) * down
-    grid = torch.stack((torch.from_numpy(from_x), torch.from_numpy(from_y)), dim=-1)[None]
-    pixels = torch.from_numpy(x.astype(np.float32))[None]
+    grid = torch.empty(height, width, 2)
+    torch.add(across * (cos / width), down * (-sin / width), out=grid[:, :, 0])
+    torch.add(across * (sin / height), down * (cos / height), out=grid[:, :, 1])
+    pixels = torch.from_numpy(x.astype(np.float32))
     mode = "bicubic" if bicubic else "bilinear"
-    out = grid_sample(pixels, grid, mode, padding_mode="border", align_corners=False)[0]
+    out = grid_sample(pixels[None], grid[None], mode, padding_mode="border", align_corners=False)[0]
     rotated = out.clamp_(0, 255).numpy().astype(np.uint8)
-    _fill_outside(rotated, (np.abs(from_x) > 1) | (np.abs(from_y) > 1), fill)
+    from_x, from_y = np.abs(grid[:, :, 0].numpy()), np.abs(grid[:, :, 1].numpy())
+    _fill_outside(rotated, (from_x > 1) | (from_y > 1), fill)
     return rotated

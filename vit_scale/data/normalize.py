@@ -39,7 +39,11 @@ class Normalize(torch.nn.Module):
         """
         if out is None:
             out = torch.empty(images.shape, dtype=torch.float32, device=images.device)
-        return out.copy_(images).mul_(self.scale).add_(self.shift)
+        # Image by image on a CPU, so that each stays in its cache from the first operation to the last.
+        parts = zip(out.split(1), images.split(1), strict=True) if images.device.type == "cpu" else [(out, images)]
+        for result, part in parts:
+            result.copy_(part).mul_(self.scale).add_(self.shift)
+        return out
 
 
 def resolve_normalization(config: DataConfig, model_name: str, in_chans: int) -> tuple[Values, Values]:

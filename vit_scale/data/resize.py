@@ -18,10 +18,10 @@ def resize(pixels: Pixels, size: tuple[int, int], filter_name: str) -> Planes:
     """Pixels [H, W, C] resized to planes [C, *size], with antialiasing."""
     if pixels.shape[:2] == size:
         return pixels.transpose(2, 0, 1).copy()
-    if not pixels.flags.writeable or min(pixels.strides) < 0:
-        pixels = pixels.copy()  # torch takes neither read-only nor mirrored views.
-    planes = torch.from_numpy(pixels).permute(2, 0, 1)[None]
-    return interpolate(planes, size, mode=filter_name, antialias=True)[0].numpy()
+    # A copy, because torch takes no read-only or mirrored views, and is fast only where channels are last in memory.
+    planes = torch.from_numpy(pixels.copy()[None]).permute(0, 3, 1, 2)
+    resized = interpolate(planes, size, mode=filter_name, antialias=True)[0]
+    return np.ascontiguousarray(resized.numpy())
 
 
 def flip(x: Planes, horizontally: bool, vertically: bool) -> Planes:

@@ -213,6 +213,8 @@ def save(run: Run) -> None:
 def stop_early(run: Run, signal: Signals) -> int:
     """End cleanly after a signal, with the way to go on."""
     run.close()
+    # A launcher ends all processes once the first has left; the main one must have finished its checkpoint by then.
+    run.accelerator.wait_for_everyone()
     run.screen.say(f"Stopped by {signal.name} after step {run.state.step:,}.")
     run.screen.say(run.checkpoints.problem() or f"Saved in {run.folder}/checkpoints.")
     run.screen.say("The same command goes on from there.")
