@@ -258,7 +258,7 @@ def measure(sides: dict[str, Any], args: argparse.Namespace) -> list[Result]:
 
 
 def run(side: Any, args: argparse.Namespace) -> tuple[float, float]:
-    """Images per second and CPU ms per image, once the other sides' workers are idle and this one's queue is used up."""
+    """Images per second and CPU ms per image, once others' workers are idle and this side's queue is used up."""
     wait_until_idle()
     for _ in range(2 * args.workers + 2):
         next(side)

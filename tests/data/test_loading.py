@@ -91,9 +91,8 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_happened(
 def test_going_far_ahead_costs_no_replay(digits: Data, train_loader: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
     source = digits.train
-    monkeypatch.setattr(
-        type(source), "read", lambda self, index, read=type(source).read: reads.append(index) or read(self, index)
-    )
+    read = type(source).read
+    monkeypatch.setattr(type(source), "read", lambda self, index: reads.append(index) or read(self, index))
     step = 10**9
     batches = list(train_loader(source, start_step=step, end_step=step + 1))
     assert len(reads) == 16

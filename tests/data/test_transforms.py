@@ -202,7 +202,7 @@ def test_erased_boxes_have_timms_distribution() -> None:
 
 @pytest.mark.parametrize("mode", ["pixel", "color", "black"])
 def test_erasing_fills_one_box(mode: str) -> None:
-    erase = RandomErasing(0.25, mode, MEAN, STD)
+    erase = RandomErasing(0.25, mode, (64, 64), MEAN, STD)
     x = np.full((3, 64, 64), 250, np.uint8)
     changed = []
     for u in rows(400, 30):

@@ -15,6 +15,7 @@ from vit_scale.data.draws import noise_bytes
 _TRIES = 10
 _AREA = (0.02, 1 / 3)
 _RATIO = (0.3, 1 / 0.3)
+_NOISE_IMAGES = 4
 ERASE_SLOTS = 2 * _TRIES + 4
 """Random numbers read: whether, two for each try, the place, the noise."""
 
@@ -26,9 +27,18 @@ class RandomErasing:
     erases after normalising, where nothing is cut off.
     """
 
-    def __init__(self, probability: float, mode: str, mean: Sequence[float], std: Sequence[float]):
+    def __init__(
+        self, probability: float, mode: str, size: tuple[int, int], mean: Sequence[float], std: Sequence[float]
+    ):
         self.probability, self.mode = probability, mode
-        self.levels = np.stack([_normal_levels(255 * m, 255 * s) for m, s in zip(mean, std, strict=True)])
+        # Noise is cut out of one block at a random place: drawing it anew would cost more than all else here.
+        length = _NOISE_IMAGES * size[0] * size[1]
+        self._noise = np.stack(
+            [
+                np.take(_normal_levels(255 * m, 255 * s), noise_bytes(channel, length))
+                for channel, (m, s) in enumerate(zip(mean, std, strict=True))
+            ]
+        )
 
     def __call__(self, x: Planes, u: Sequence[float]) -> Planes:
         """Erase one box of planes [C, H, W], or none."""
@@ -39,16 +49,16 @@ class RandomErasing:
             return x
         top, left, h, w = box
         x = x.copy()
-        x[:, top : top + h, left : left + w] = self._filling(len(x), h, w, int(u[-1] * 2**53))
+        x[:, top : top + h, left : left + w] = self._filling(h, w, u[-1])
         return x
 
-    def _filling(self, channels: int, h: int, w: int, key: int) -> Planes:
+    def _filling(self, h: int, w: int, u: float) -> Planes:
+        channels, length = self._noise.shape
         if self.mode == "black":
             return np.zeros((channels, 1, 1), np.uint8)
         pixels = (h, w) if self.mode == "pixel" else (1, 1)
-        noise = noise_bytes(key, channels * pixels[0] * pixels[1]).reshape(channels, -1)
-        planes = [np.take(levels, plane) for levels, plane in zip(self.levels, noise, strict=True)]
-        return np.stack(planes).reshape(channels, *pixels)
+        start = int(u * (length - h * w))
+        return self._noise[:, start : start + pixels[0] * pixels[1]].reshape(channels, *pixels)
 
 
 def erased_box(height: int, width: int, u: Sequence[float]) -> tuple[int, int, int, int] | None:

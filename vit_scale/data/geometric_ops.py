@@ -7,7 +7,6 @@ as Pillow's two-dimensional interpolation for a fraction of its work. What comes
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,12 @@ from vit_scale.data.color_ops import Planes
 
 def shear_x(x: Planes, factor: float, bicubic: bool, fill: Planes) -> Planes:
     """Row `y` moves by `factor * y` pixels."""
-    return _shift_rows(x, factor * (np.arange(x.shape[1]) + 0.5), bicubic, fill)
+    return _shear(x, factor * (np.arange(x.shape[1]) + 0.5), 2, bicubic, fill)
 
 
 def shear_y(x: Planes, factor: float, bicubic: bool, fill: Planes) -> Planes:
     """Column `x` moves by `factor * x` pixels."""
-    return shear_x(x.swapaxes(1, 2), factor, bicubic, fill).swapaxes(1, 2)
+    return _shear(x, factor * (np.arange(x.shape[2]) + 0.5), 1, bicubic, fill)
 
 
 def translate_x(x: Planes, fraction: float, bicubic: bool, fill: Planes) -> Planes:
@@ -40,14 +39,37 @@ def translate_y(x: Planes, fraction: float, bicubic: bool, fill: Planes) -> Plan
 
 def _translate(x: Planes, shift: float, axis: int, bicubic: bool, fill: Planes) -> Planes:
     """Pixel p of the result is pixel p + shift of the image along the axis."""
-    length = x.shape[axis]
-    whole = math.floor(shift)
+    length, whole = x.shape[axis], math.floor(shift)
     weights, first = _weights(np.array(shift - whole), bicubic)
     wide = _window(x, axis, whole + first, length + len(weights) - 1)
-    taps = [wide[_along(axis, slice(i, i + length))] for i in range(len(weights))]
-    moved = _weighted_sum(taps, weights)
+    moved = _weighted_sum(wide.astype(np.float32), weights.reshape(-1, 1, 1, 1), axis)
     source = np.arange(length) + 0.5 + shift
     moved[_along(axis, (source < 0) | (source >= length))] = fill.reshape(-1, 1, 1)
+    return moved
+
+
+def _shear(x: Planes, shifts: npt.NDArray[np.floating], axis: int, bicubic: bool, fill: Planes) -> Planes:
+    """Every line along the axis (a row for 2, a column for 1) is translated by its own shift."""
+    length, whole = x.shape[axis], np.floor(shifts).astype(np.int64)
+    weights, first = _weights(shifts - whole, bicubic)
+    size = length + len(weights) - 1
+    # Wide enough for all lines; then each is taken from its own place.
+    wide = _window(x, axis, int(whole.min()) + first, size + int(np.ptp(whole)))
+    width, offset = wide.shape[2], whole - whole.min()
+    if axis == 2:
+        down, across = np.arange(len(shifts)) * width + offset, np.arange(size)
+    else:
+        down, across = np.arange(size) * width, offset * width + np.arange(width)
+    index = down[:, None] + across
+    lines = np.empty((len(x), *index.shape), np.float32)
+    for line, plane in zip(lines, wide.reshape(len(x), -1), strict=True):
+        line[:] = plane[index]
+    over_lines = (-1, 1) if axis == 2 else (1, -1)
+    moved = _weighted_sum(lines, weights.reshape(len(weights), 1, *over_lines), axis)
+    # In each line the pixels from `inside` on, before `beyond`, come from inside the image.
+    inside, beyond = (np.ceil(edge - 0.5 - shifts).astype(np.int32).reshape(over_lines) for edge in (0, length))
+    places = np.arange(length, dtype=np.int32).reshape(over_lines[::-1])
+    _fill_outside(moved, (places < inside) | (places >= beyond), fill)
     return moved
 
 
@@ -65,36 +87,19 @@ def _window(x: Planes, axis: int, start: int, size: int) -> Planes:
     return out
 
 
+def _weighted_sum(levels: npt.NDArray[np.float32], weights: npt.NDArray[np.float32], axis: int) -> Planes:
+    """Sum over neighbours along the axis; fractions of a level are cut off, as Pillow does."""
+    length = levels.shape[axis] - len(weights) + 1
+    pixels, factors = torch.from_numpy(levels), torch.from_numpy(weights)
+    out = pixels.narrow(axis, 0, length) * factors[0]
+    for i in range(1, len(weights)):
+        out.addcmul_(pixels.narrow(axis, i, length), factors[i])
+    return out.clamp_(0, 255).numpy().astype(np.uint8)
+
+
 def _along(axis: int, part: Any) -> tuple[Any, ...]:
     """Index of a part along the axis."""
     return (slice(None),) * axis + (part,)
-
-
-def _shift_rows(x: Planes, shifts: npt.NDArray[np.floating], bicubic: bool, fill: Planes) -> Planes:
-    """Row y of the result at column c is row y of the image at column c + shifts[y]."""
-    channels, height, width = x.shape
-    whole = np.floor(shifts).astype(np.int64)
-    weights, first = _weights(shifts - whole, bicubic)
-    # Wide enough that no column that any row needs is outside.
-    start, size = int(whole.min()) + first, int(np.ptp(whole)) + width + len(weights) - 1
-    wide = _window(x, 2, start, size)
-    columns = np.arange(width + len(weights) - 1) + (whole - whole.min() + np.arange(height) * size)[:, None]
-    rows = np.take(wide.reshape(channels, -1), columns, axis=1)
-    moved = _weighted_sum([rows[:, :, i : i + width] for i in range(len(weights))], weights[:, :, None])
-    # In each row the pixels from `first_inside` on, before `first_beyond`, come from inside the image.
-    first_inside, first_beyond = np.ceil(-0.5 - shifts)[:, None], np.ceil(width - 0.5 - shifts)[:, None]
-    across = np.arange(width, dtype=np.int32)
-    _fill_outside(moved, (across < first_inside.astype(np.int32)) | (across >= first_beyond.astype(np.int32)), fill)
-    return moved
-
-
-def _weighted_sum(taps: Sequence[Planes], weights: npt.NDArray[np.float32]) -> Planes:
-    """Fractions of a level are cut off, as Pillow does."""
-    factors = torch.from_numpy(weights)
-    out = torch.from_numpy(taps[0].astype(np.float32)).mul_(factors[0])
-    for tap, factor in zip(taps[1:], factors[1:], strict=True):
-        out.addcmul_(torch.from_numpy(tap.astype(np.float32)), factor)
-    return out.clamp_(0, 255).numpy().astype(np.uint8)
 
 
 def _weights(d: npt.NDArray[np.floating], bicubic: bool) -> tuple[npt.NDArray[np.float32], int]:

@@ -48,7 +48,7 @@ class TrainTransform:
         fill = np.array([min(255, round(255 * value)) for value in mean], np.uint8)
         spec = parse_spec(augment)
         self.rand_augment = RandAugment(spec, augment.interpolation, fill) if spec else None
-        self.erasing = RandomErasing(augment.erase, augment.erase_mode, mean, std) if augment.erase > 0 else None
+        self.erasing = RandomErasing(augment.erase, augment.erase_mode, size, mean, std) if augment.erase > 0 else None
         self.slots = _RAND + (self.rand_augment.slots if self.rand_augment else 0)
 
     def __call__(self, picture: Picture, u: Row) -> Planes:

@@ -13,11 +13,13 @@ def run_recipe(config: Config, recipe: str) -> int:
     from vit_scale.train.finish import finish
     from vit_scale.train.loop import train
     from vit_scale.train.lost import LOST_STATUS, is_lost_process, tell_of_loss
+    from vit_scale.train.rejoin import rejoin_after_restart
     from vit_scale.train.run import RunFinished, build_run
     from vit_scale.train.strategy import is_main_process
 
     run = None
     try:
+        rejoin_after_restart(config.parallel.timeout_seconds)
         run = build_run(config, recipe)
         status = train(run)
         if status == 0:

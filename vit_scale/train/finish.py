@@ -65,7 +65,7 @@ def _write(tensors: dict[str, torch.Tensor], path: Path) -> None:
         partial.unlink(missing_ok=True)
         raise UserError(
             f"{path} could not be written: {reason}.\n"
-            "Training is done and its last checkpoint is kept; the same command writes the weights once there is room."
+            "Training is done. Once there is room, the same command goes on from the last whole checkpoint."
         ) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 import time
@@ -59,6 +60,17 @@ def _measured_matmul_flops(size: int = 1024, repeats: int = 12) -> float:
         torch.mm(a, b)
         best = min(best, time.perf_counter() - start)
     return 2.0 * size**3 / best
+
+
+# Below this a second thread gains little on an idle CPU, and on a busy one each of the many short parallel regions
+# waits for whichever thread was put aside: measured 7 times slower on two cores with other work on them.
+FLOPS_WORTH_THREADS = 5e9
+
+
+def limit_threads(flops: float) -> None:
+    """Compute on one thread where a forward and backward pass is only `flops` small, unless the user has chosen."""
+    if flops < FLOPS_WORTH_THREADS and not torch.cuda.is_available() and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
 
 
 def resolve_precision(asked: Precision | Literal["auto"], device: torch.device) -> Precision:

@@ -10,6 +10,7 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from vit_scale.train.checkpoint import list_checkpoints, step_of
+from vit_scale.train.strategy import world_size
 
 LOST_STATUS = 75
 """EX_TEMPFAIL of sysexits.h: worth another try."""
@@ -17,7 +18,7 @@ LOST_STATUS = 75
 
 def is_lost_process(error: RuntimeError) -> bool:
     """Whether `error` is that of a collective: gloo raises plain `RuntimeError`s and is known by its message only."""
-    return dist.is_initialized() and (isinstance(error, dist.DistError) or "gloo" in str(error))
+    return world_size() > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error))
 
 
 def tell_of_loss(error: RuntimeError, folder: Path | None, timeout_seconds: int) -> None:
@@ -25,7 +26,7 @@ def tell_of_loss(error: RuntimeError, folder: Path | None, timeout_seconds: int)
     saved = list_checkpoints(folder / "checkpoints") if folder is not None else []
     start = f"goes on after step {step_of(saved[-1]):,}" if saved else "starts anew"
     print(
-        f"error: process {dist.get_rank()} of {dist.get_world_size()} lost another one, which ended or did not answer "
+        f"error: process {os.environ['RANK']} of {world_size()} lost another one, which ended or did not answer "
         f"for parallel.timeout_seconds = {timeout_seconds}: {_reason(error)}.\n"
         f"The same command {start}. torchrun --max-restarts 3 and accelerate launch --max_restarts 3 do so unasked.",
         file=sys.stderr,

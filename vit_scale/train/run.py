@@ -31,7 +31,7 @@ from vit_scale.train import resume, run_folder
 from vit_scale.train.checkpoint import CheckpointFolder
 from vit_scale.train.describe import Description, describe
 from vit_scale.train.ema import Ema
-from vit_scale.train.hardware import Peak, peak, resolve_precision
+from vit_scale.train.hardware import Peak, limit_threads, peak, resolve_precision
 from vit_scale.train.micro_batch import (
     choose_micro_batch,
     smallest_of_all,
@@ -125,6 +125,7 @@ def build_run(config: Config, recipe: str) -> Run:
         resume.restore(state, found)
     screen = Screen(enabled=accelerator.is_main_process, steps=plan.steps)
     description = describe(config, plan, data, model, strategy, precision, folder)
+    limit_threads(description.train_flops_per_image * plan.micro_batch)
     for note in filter(None, [strategy_note, settings_note, weights_note, batch_note, *notes]):
         screen.say(note)
     screen.table(f"Training {recipe}", description.rows)
