@@ -5,6 +5,7 @@ Each child is a process of its own, with its own group, signals, limits and exit
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import resource
 import runpy
@@ -30,6 +31,7 @@ def train(
     `largest_file`: bytes that a file may have. `poison_from`: the loss is NaN from this step on.
     """
     os.setsid()
+    multiprocessing.set_start_method("fork", force=True)  # for loading processes, as in a process started by hand
     log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, sys.stdout.fileno())
     os.dup2(log, sys.stderr.fileno())
