@@ -19,7 +19,8 @@ from torch import nn
 from vit_scale.errors import UserError
 from vit_scale.recipe import load_recipe
 from vit_scale.train import loop, run_recipe
-from vit_scale.train.checkpoint import CheckpointFolder, list_checkpoints, sha256
+from vit_scale.train.checked_files import checksum
+from vit_scale.train.checkpoint import CheckpointFolder, list_checkpoints
 from vit_scale.train.resume import find_checkpoint, newest_whole, read_meta, restore, what_is_wrong
 from vit_scale.train.run_folder import differing_options, may_change
 from vit_scale.train.shards import Replicated
@@ -318,7 +319,7 @@ def test_malicious_pickle_within_a_checkpoint_is_refused_without_being_executed(
     checkpoint = stopped / "checkpoints" / "step-00000006"
     (checkpoint / name).write_bytes(malice[0])
     manifest = json.loads((checkpoint / "manifest.json").read_text())
-    manifest["files"][name] = {"bytes": len(malice[0]), "sha256": sha256(checkpoint / name)}
+    manifest["files"][name] = {"bytes": len(malice[0]), "crc32": checksum(checkpoint / name)}
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     assert what_is_wrong(checkpoint) is None, "it comes with a manifest that fits"
     assert exit_status(monkeypatch, f"run.dir={tmp_path}/new", f"run.resume={checkpoint}") == 2
@@ -336,7 +337,7 @@ def test_meta_of_something_else_is_refused(stopped: Path) -> None:
     checkpoint = stopped / "checkpoints" / "step-00000006"
     (checkpoint / "meta.json").write_text("[]")
     manifest = json.loads((checkpoint / "manifest.json").read_text())
-    manifest["files"]["meta.json"] = {"bytes": 2, "sha256": sha256(checkpoint / "meta.json")}
+    manifest["files"]["meta.json"] = {"bytes": 2, "crc32": checksum(checkpoint / "meta.json")}
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="not a whole checkpoint: its meta.json"):
         find_checkpoint(str(checkpoint), stopped)

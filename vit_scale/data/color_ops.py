@@ -10,6 +10,7 @@ Planes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 _LEVELS = np.arange(256)
+_FLOAT_LEVELS = _LEVELS.astype(np.float32)
 
 
 def auto_contrast(x: Planes) -> Planes:
@@ -56,14 +57,14 @@ def solarize_add(x: Planes, amount: int) -> Planes:
 
 def brightness(x: Planes, factor: float) -> Planes:
     """0 is black, 1 the image."""
-    return _look_up(x, _blend(np.float32(0), _LEVELS.astype(np.float32), factor))
+    return _look_up(x, _blend(np.float32(0), _FLOAT_LEVELS, factor))
 
 
 def contrast(x: Planes, factor: float) -> Planes:
     """0 is the mean luminance everywhere, 1 the image."""
     sums = x.reshape(len(x), -1).sum(axis=1, dtype=np.uint64)
     mean = np.float32(int(float(_luminance_weights(len(x)) @ sums) / x[0].size + 0.5))
-    return _look_up(x, _blend(mean, _LEVELS.astype(np.float32), factor))
+    return _look_up(x, _blend(mean, _FLOAT_LEVELS, factor))
 
 
 def saturation(x: Planes, factor: float) -> Planes:
@@ -125,7 +126,9 @@ def _blend(degenerate: Floats | np.float32, image: Floats, factor: float) -> Pla
     mixed = np.subtract(image, degenerate)
     mixed *= np.float32(factor)
     mixed += degenerate
-    return np.clip(mixed, 0, 255, out=mixed).astype(np.uint8)
+    if not 0 <= factor <= 1:
+        np.clip(mixed, 0, 255, out=mixed)
+    return mixed.astype(np.uint8)
 
 
 def _luminance_weights(channels: int) -> npt.NDArray[np.float64]:

@@ -7,11 +7,14 @@ as Pillow's two-dimensional interpolation for a fraction of its work. What comes
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from PIL import Image
 from torch.nn.functional import grid_sample
 
 from vit_scale.data.color_ops import Planes
@@ -19,12 +22,17 @@ from vit_scale.data.color_ops import Planes
 
 def shear_x(x: Planes, factor: float, bicubic: bool, fill: Planes) -> Planes:
     """Row `y` moves by `factor * y` pixels."""
-    return _shear(x, factor * (np.arange(x.shape[1]) + 0.5), 2, bicubic, fill)
+    if _is_small(x):
+        return _by_pillow(x, (1, factor, 0, 0, 1, 0), bicubic, fill)
+    return _shift_rows(x, factor * (np.arange(x.shape[1]) + 0.5), bicubic, fill)
 
 
 def shear_y(x: Planes, factor: float, bicubic: bool, fill: Planes) -> Planes:
     """Column `x` moves by `factor * x` pixels."""
-    return _shear(x, factor * (np.arange(x.shape[2]) + 0.5), 1, bicubic, fill)
+    if _is_small(x):
+        return _by_pillow(x, (1, 0, 0, factor, 1, 0), bicubic, fill)
+    turned = np.ascontiguousarray(x.swapaxes(1, 2))
+    return np.ascontiguousarray(shear_x(turned, factor, bicubic, fill).swapaxes(1, 2))
 
 
 def translate_x(x: Planes, fraction: float, bicubic: bool, fill: Planes) -> Planes:
@@ -40,35 +48,27 @@ def translate_y(x: Planes, fraction: float, bicubic: bool, fill: Planes) -> Plan
 def _translate(x: Planes, shift: float, axis: int, bicubic: bool, fill: Planes) -> Planes:
     """Pixel p of the result is pixel p + shift of the image along the axis."""
     length, whole = x.shape[axis], math.floor(shift)
-    weights, first = _weights(np.array(shift - whole), bicubic)
+    weights, first = _weights(shift - whole, bicubic)
     wide = _window(x, axis, whole + first, length + len(weights) - 1)
-    moved = _weighted_sum(wide.astype(np.float32), weights.reshape(-1, 1, 1, 1), axis)
-    source = np.arange(length) + 0.5 + shift
-    moved[_along(axis, (source < 0) | (source >= length))] = fill.reshape(-1, 1, 1)
+    moved = _weighted_sum(wide.astype(np.float32), weights, axis)
+    # The pixels from `inside` on, before `beyond`, come from inside the image.
+    inside, beyond = (min(max(math.ceil(edge - 0.5 - shift), 0), length) for edge in (0, length))
+    for outside in (slice(0, inside), slice(beyond, length)):
+        moved[_along(axis, outside)] = fill.reshape(-1, 1, 1)
     return moved
 
 
-def _shear(x: Planes, shifts: npt.NDArray[np.floating], axis: int, bicubic: bool, fill: Planes) -> Planes:
-    """Every line along the axis (a row for 2, a column for 1) is translated by its own shift."""
-    length, whole = x.shape[axis], np.floor(shifts).astype(np.int64)
+def _shift_rows(x: Planes, shifts: npt.NDArray[np.floating], bicubic: bool, fill: Planes) -> Planes:
+    """Row y of the result at column c is row y of the image at column c + shifts[y]."""
+    width, whole = x.shape[2], np.floor(shifts).astype(np.int64)
     weights, first = _weights(shifts - whole, bicubic)
-    size = length + len(weights) - 1
-    # Wide enough for all lines; then each is taken from its own place.
-    wide = _window(x, axis, int(whole.min()) + first, size + int(np.ptp(whole)))
-    width, offset = wide.shape[2], whole - whole.min()
-    if axis == 2:
-        down, across = np.arange(len(shifts)) * width + offset, np.arange(size)
-    else:
-        down, across = np.arange(size) * width, offset * width + np.arange(width)
-    index = down[:, None] + across
-    lines = np.empty((len(x), *index.shape), np.float32)
-    for line, plane in zip(lines, wide.reshape(len(x), -1), strict=True):
-        line[:] = plane[index]
-    over_lines = (-1, 1) if axis == 2 else (1, -1)
-    moved = _weighted_sum(lines, weights.reshape(len(weights), 1, *over_lines), axis)
-    # In each line the pixels from `inside` on, before `beyond`, come from inside the image.
-    inside, beyond = (np.ceil(edge - 0.5 - shifts).astype(np.int32).reshape(over_lines) for edge in (0, length))
-    places = np.arange(length, dtype=np.int32).reshape(over_lines[::-1])
+    size, start = width + len(weights) - 1, int(whole.min())
+    # Wide enough for all rows; then each is cut out at its own place.
+    wide = _window(x, 2, start + first, size + int(np.ptp(whole)))
+    rows = sliding_window_view(wide, size, axis=2)[:, np.arange(len(shifts)), whole - start]
+    moved = _weighted_sum(rows.astype(np.float32), [weight[:, None].astype(np.float32) for weight in weights], 2)
+    inside, beyond = (np.ceil(edge - 0.5 - shifts).astype(np.int16)[:, None] for edge in (0, width))
+    places = np.arange(width, dtype=np.int16)
     _fill_outside(moved, (places < inside) | (places >= beyond), fill)
     return moved
 
@@ -87,10 +87,10 @@ def _window(x: Planes, axis: int, start: int, size: int) -> Planes:
     return out
 
 
-def _weighted_sum(levels: npt.NDArray[np.float32], weights: npt.NDArray[np.float32], axis: int) -> Planes:
+def _weighted_sum(levels: npt.NDArray[np.float32], weights: Sequence[Any], axis: int) -> Planes:
     """Sum over neighbours along the axis; fractions of a level are cut off, as Pillow does."""
     length = levels.shape[axis] - len(weights) + 1
-    pixels, factors = torch.from_numpy(levels), torch.from_numpy(weights)
+    pixels, factors = torch.from_numpy(levels), [torch.as_tensor(weight, dtype=torch.float32) for weight in weights]
     out = pixels.narrow(axis, 0, length) * factors[0]
     for i in range(1, len(weights)):
         out.addcmul_(pixels.narrow(axis, i, length), factors[i])
@@ -102,19 +102,15 @@ def _along(axis: int, part: Any) -> tuple[Any, ...]:
     return (slice(None),) * axis + (part,)
 
 
-def _weights(d: npt.NDArray[np.floating], bicubic: bool) -> tuple[npt.NDArray[np.float32], int]:
+def _weights(d: Any, bicubic: bool) -> tuple[Sequence[Any], int]:
     """Weights of the pixels around a place that lies `d` (0 to 1) after a pixel, and where the first of them is.
 
     Bicubic is cubic convolution with a = -1, Pillow's choice for transforms (its resizing has -0.5).
     """
-    if not bicubic:
-        return np.stack([1 - d, d]).astype(np.float32), 0
     e = 1 - d
-    return np.stack([-d * e**2, _cubic_inner(d), _cubic_inner(e), -e * d**2]).astype(np.float32), -1
-
-
-def _cubic_inner(t: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
-    return t**3 - 2 * t**2 + 1
+    if not bicubic:
+        return (e, d), 0
+    return (-d * e**2, d**3 - 2 * d**2 + 1, e**3 - 2 * e**2 + 1, -e * d**2), -1
 
 
 def _fill_outside(x: Planes, outside: npt.NDArray[np.bool_], fill: Planes) -> None:
@@ -122,10 +118,32 @@ def _fill_outside(x: Planes, outside: npt.NDArray[np.bool_], fill: Planes) -> No
         np.copyto(plane, level, where=outside)
 
 
+def _is_small(x: Planes) -> bool:
+    """Whether one call of Pillow costs less than the many calls that are faster for every pixel."""
+    return x.shape[1] * x.shape[2] <= 64 * 64
+
+
+def _by_pillow(x: Planes, matrix: tuple[float, ...], bicubic: bool, fill: Planes) -> Planes:
+    """The affine transform that takes the pixel at (x, y) from `matrix @ (x, y, 1)`."""
+    size, resample = (x.shape[2], x.shape[1]), Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
+    if len(x) == 3:
+        image = Image.fromarray(np.ascontiguousarray(x.transpose(1, 2, 0)))
+        moved = image.transform(size, Image.Transform.AFFINE, matrix, resample, fillcolor=tuple(fill.tolist()))
+        return np.ascontiguousarray(np.asarray(moved).transpose(2, 0, 1))
+    planes = [
+        Image.fromarray(plane).transform(size, Image.Transform.AFFINE, matrix, resample, fillcolor=level)
+        for plane, level in zip(x, fill.tolist(), strict=True)
+    ]
+    return np.stack([np.asarray(plane) for plane in planes])
+
+
 def rotate(x: Planes, degrees: float, bicubic: bool, fill: Planes) -> Planes:
     """Rotate about the centre, counter-clockwise."""
     _, height, width = x.shape
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    if _is_small(x):
+        x0, y0 = width / 2, height / 2
+        return _by_pillow(x, (cos, -sin, x0 - cos * x0 + sin * y0, sin, cos, y0 - sin * x0 - cos * y0), bicubic, fill)
     across = (torch.arange(width) + 0.5) * 2 - width
     down = ((torch.arange(height) + 0.5) * 2 - height)[:, None]
     # Where each pixel comes from; -1 to 1 is the image from edge to edge.

@@ -7,6 +7,7 @@ their death.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -195,7 +196,7 @@ class _Workers:
             pin_memory=torch.cuda.is_available(),
             prefetch_factor=PREFETCH if workers else None,
             persistent_workers=workers > 0,
-            worker_init_fn=partial(_leave_signals_to_training, self._closing),
+            worker_init_fn=partial(_start_worker, self._closing),
         )
         self._running: Iterator[Made] | None = None
 
@@ -237,7 +238,15 @@ class _Workers:
         self._loader._iterator = None
 
 
-def _leave_signals_to_training(closing: torch.Tensor, worker: int) -> None:
+def _start_worker(closing: torch.Tensor, worker: int) -> None:
+    """Called first in each worker."""
+    # What was imported stays: otherwise the garbage collector goes through all of it again and again, and each worker
+    # gets its own copy of the pages.
+    gc.freeze()
+    _leave_signals_to_training(closing)
+
+
+def _leave_signals_to_training(closing: torch.Tensor) -> None:
     """Terminals and schedulers signal every process of a job; the one that trains still needs batches to end well."""
 
     def receive(number: int, frame: FrameType | None) -> None:

@@ -12,6 +12,8 @@ from vit_scale.models.variants import PIXEL_STATISTICS, pixel_statistics
 
 Values = tuple[float, ...]
 
+_CACHED_VALUES = 200_000
+
 # Mean and standard deviation of red, green and blue, in 0..1.
 NORMALIZATIONS: dict[str, tuple[Values, Values]] = {
     **PIXEL_STATISTICS,
@@ -29,8 +31,9 @@ class Normalize(torch.nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float]):
         super().__init__()
         mean_C, std_C = torch.tensor(mean), torch.tensor(std)
-        self.register_buffer("scale", (1 / (255 * std_C)).view(1, -1, 1, 1), persistent=False)
-        self.register_buffer("shift", (-mean_C / std_C).view(1, -1, 1, 1), persistent=False)
+        self.register_buffer("scale", 1 / (255 * std_C), persistent=False)
+        self.register_buffer("shift", -mean_C / std_C, persistent=False)
+        self._factors = self.scale.tolist()
 
     def forward(self, images: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """uint8 [B, C, H, W] to float32 of the same shape.
@@ -39,10 +42,14 @@ class Normalize(torch.nn.Module):
         """
         if out is None:
             out = torch.empty(images.shape, dtype=torch.float32, device=images.device)
-        # Image by image on a CPU, so that each stays in its cache from the first operation to the last.
-        parts = zip(out.split(1), images.split(1), strict=True) if images.device.type == "cpu" else [(out, images)]
-        for result, part in parts:
-            result.copy_(part).mul_(self.scale).add_(self.shift)
+        if images.device.type != "cpu":
+            return out.copy_(images).mul_(self.scale[:, None, None]).add_(self.shift[:, None, None])
+        # A few images at a time, so that they stay in the processor's cache from the first operation to the last.
+        few = max(1, _CACHED_VALUES // images[0].numel())
+        for part_BCHW, out_BCHW in zip(images.split(few), out.split(few), strict=True):
+            out_BCHW.copy_(part_BCHW)
+            for out_BHW, factor, shift in zip(out_BCHW.unbind(1), self._factors, self.shift, strict=True):
+                torch.add(shift, out_BHW, alpha=factor, out=out_BHW)
         return out
 
 

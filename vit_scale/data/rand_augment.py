@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +24,7 @@ _FULL = 10.0  # The magnitude that means "full strength".
 _NORMAL = NormalDist()
 
 
-@dataclass(frozen=True)
-class Dice:
+class Dice(NamedTuple):
     """What an operation may depend on besides its level (0 to 1, more with `mmax`)."""
 
     negative: bool

@@ -14,9 +14,7 @@ what is written here.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import os
 import shutil
 import threading
 import time
@@ -25,9 +23,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
+from vit_scale.train.checked_files import to_disk, write_json, write_tensors
 from vit_scale.train.host_copies import HostCopies, Tensors
 from vit_scale.train.room import explain
 from vit_scale.train.shards import Pieces
@@ -98,6 +95,9 @@ class CheckpointFolder:
         problem, self._problem = self._problem, None
         return problem
 
+    def is_writing(self) -> bool:
+        return self._writing is not None and not self._writing.done()
+
     def wait(self) -> None:
         """Return when what was being written is written, or has failed."""
         if self._writing is None:
@@ -129,12 +129,10 @@ class CheckpointFolder:
         try:
             partial = self._partial(step)
             partial.mkdir(parents=True, exist_ok=True)
-            for name, (tensors, metadata) in files.items():
-                save_file(tensors, partial / name, metadata)
+            written = {name: write_tensors(partial / name, *content) for name, content in files.items()}
             if self.rank == 0:
-                (partial / "meta.json").write_text(json.dumps(meta, indent=1, default=str))
-            mine = [*files, "meta.json"] if self.rank == 0 else [*files]
-            self._leave_receipt(partial, {"files": {name: _describe(partial / name) for name in mine}})
+                written["meta.json"] = write_json(partial / "meta.json", meta)
+            self._leave_receipt(partial, {"files": written})
             if self.rank == 0:
                 self._commit(partial, step)
                 self._remove_halves(before=step)
@@ -178,13 +176,13 @@ class CheckpointFolder:
                 raise _AnotherProcess(content["error"])
             files |= content["files"]
             receipt.unlink()
-        (partial / "manifest.json").write_text(json.dumps({"files": files}, indent=1))
-        _to_disk(partial / "manifest.json", partial)
+        write_json(partial / "manifest.json", {"files": files})
+        to_disk(partial)
         final = self.path / folder_name(step)
         if final.exists():
             shutil.rmtree(final)
         partial.rename(final)
-        _to_disk(self.path)
+        to_disk(self.path)
 
     # -------------------------------------------------------------------------------------------------- housekeeping
 
@@ -264,31 +262,3 @@ def _shard(state: TrainState) -> tuple[Tensors, dict[str, str]]:
         "numbers": json.dumps(plain),
     }
     return {key: piece.tensor for key, piece in pieces.items()} | tensors, metadata
-
-
-def _describe(path: Path) -> dict[str, Any]:
-    """Size and checksum of a file that is on the disk as it should be."""
-    _to_disk(path)
-    path.chmod(0o644)  # safetensors leaves its files to their owner alone
-    if path.suffix == ".safetensors":
-        with safe_open(path, framework="pt") as file:  # raises where the file is shorter than its header says
-            file.metadata()
-    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
-
-
-def sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _to_disk(*paths: Path) -> None:
-    """A rename must not reach the disk before the bytes it names."""
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

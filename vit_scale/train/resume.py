@@ -14,7 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from vit_scale.errors import UserError
-from vit_scale.train.checkpoint import list_checkpoints, sha256, step_of
+from vit_scale.train.checked_files import damage
+from vit_scale.train.checkpoint import list_checkpoints, step_of
 from vit_scale.train.host_copies import Tensors
 from vit_scale.train.shards import Piece
 from vit_scale.train.state import TrainState
@@ -65,18 +66,14 @@ def what_is_wrong(checkpoint: Path) -> str | None:
     """None for a whole checkpoint, else what is wrong with it."""
     try:
         files = json.loads((checkpoint / "manifest.json").read_text())["files"]
-        entries = [(checkpoint / name, entry["bytes"], entry["sha256"]) for name, entry in files.items()]
+        entries = {checkpoint / name: {key: entry[key] for key in ("bytes", "crc32")} for name, entry in files.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "it has no readable manifest"
     if not {"model.safetensors", "meta.json"} <= files.keys():
         return "its manifest names no weights"
-    for path, size, checksum in entries:
-        if not path.is_file():
-            return f"{path.name} is missing"
-        if path.stat().st_size != size:
-            return f"{path.name} has {path.stat().st_size:,} bytes instead of {size:,}"
-        if sha256(path) != checksum:
-            return f"{path.name} does not match its checksum"
+    for path, entry in entries.items():
+        if wrong := damage(path, entry):
+            return wrong
     return None if _has_meta(checkpoint) else "its meta.json is not that of a checkpoint"
 
 
