@@ -21,8 +21,13 @@ REQUIRES = [
     "psutil>=5.9",
     "rich>=13.7",
     "scikit-learn>=1.4",  # the embedded digits
+    "plotly>=6.0",  # the page of a run
+    "matplotlib>=3.8",  # pictures: confusion matrix, attention
+    "optuna>=4.0",  # sweeps without an account
 ]
-TEST = ["pytest>=8.0", "pytest-xdist>=3.5"]
+EXPORT = ["onnx>=1.17", "onnxscript>=0.3", "onnxruntime>=1.20"]
+# selenium drives the Chromium of the system; tensorboard is one of accelerate's trackers.
+TEST = ["pytest>=8.0", "pytest-xdist>=3.5", "selenium>=4.20", "tensorboard>=2.17", *EXPORT]
 DEV = ["ruff>=0.9", "mypy>=1.14", "types-PyYAML"]
 
 setup(
@@ -36,5 +41,5 @@ setup(
     packages=find_packages(include=["vit_scale", "vit_scale.*"]),
     package_data={"vit_scale": ["py.typed"]},
     install_requires=REQUIRES,
-    extras_require={"test": TEST, "dev": TEST + DEV},
+    extras_require={"export": EXPORT, "test": TEST, "dev": TEST + DEV},
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -288,6 +290,23 @@ def test_closing_ends_the_workers(digits: Data, train_loader: Build) -> None:
     assert next(batches, None) is None
     _, alive = psutil.wait_procs(list(started), timeout=20)
     assert not alive
+
+
+UNCLOSED = """
+from vit_scale.config import AugmentConfig, DataConfig
+from vit_scale.data.loading import TrainLoader
+from vit_scale.data.sources import open_data
+
+source = open_data(DataConfig(source="embedded:digits"), seed=0).train
+options = {"augment": AugmentConfig(), "img_size": (8, 8), "in_chans": 1, "global_batch": 4, "micro_batch": 4}
+batches = iter(TrainLoader(source, **options, rank=0, world=1, seed=0, workers=2, end_step=1000))
+print(len(next(batches).images))
+"""
+
+
+def test_a_program_that_forgets_to_close_still_ends() -> None:
+    done = subprocess.run([sys.executable, "-c", UNCLOSED], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
 
 
 def test_workers_are_chosen_by_cores_and_kind_of_data(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:

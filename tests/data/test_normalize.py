@@ -19,11 +19,14 @@ def test_against_torchvision() -> None:
     torch.testing.assert_close(Normalize(mean, std)(images), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_memory_can_be_given() -> None:
+def test_memory_is_reused_only_where_asked_for() -> None:
     images = torch.randint(0, 256, (2, 1, 4, 4), dtype=torch.uint8)
-    normalize, out = Normalize((0.5,), (0.5,)), torch.empty(2, 1, 4, 4)
-    assert normalize(images, out) is out
-    torch.testing.assert_close(out, normalize(images))
+    fresh, reusing = Normalize((0.5,), (0.5,)), Normalize((0.5,), (0.5,), reuse=True)
+    assert fresh(images).data_ptr() != (kept := fresh(images)).data_ptr()
+    first = reusing(images)
+    torch.testing.assert_close(first, kept)
+    assert reusing(images + 1).data_ptr() == first.data_ptr()
+    assert reusing(images[:1]).shape == (1, 1, 4, 4)
 
 
 @pytest.mark.parametrize("model", ["vit_small_patch16_224", "timm/vit_base_patch16_224", "timm/resnet50"])

@@ -163,6 +163,15 @@ def test_three_augment_is_one_of_three(photographs: list[np.ndarray]) -> None:
     assert min(kinds.values()) > 70
 
 
+@pytest.mark.parametrize("crop", ["none", "random", "random_resized"])
+def test_all_operations_take_what_any_crop_of_any_shape_gives(crop: str, photographs: list[np.ndarray]) -> None:
+    options = {"rand_augment": "rand-m9-n4-p1-inc1", "erase": 1.0, "color_jitter": 0.3, "three_augment": True}
+    transform = train((48, 40), crop=crop, hflip=0.5, **options)
+    for u in rows(60, transform.slots):
+        out = transform(ArrayPicture(photographs[0][:100, :150]), u)
+        assert out.shape == (3, 48, 40)
+
+
 def test_one_choice_does_not_change_the_others(photographs: list[np.ndarray]) -> None:
     """Each reads its own slots: with erasing on, what is not erased is as it was."""
     picture = ArrayPicture(photographs[0])

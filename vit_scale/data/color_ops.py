@@ -9,6 +9,7 @@ from PIL import Image, ImageFilter
 Planes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
+_SMALL = 64 * 64
 _LEVELS = np.arange(256)
 _FLOAT_LEVELS = _LEVELS.astype(np.float32)
 
@@ -24,13 +25,21 @@ def auto_contrast(x: Planes) -> Planes:
 
 def equalize(x: Planes) -> Planes:
     """Flatten the histogram of each channel."""
-    histograms = np.array([_as_image(plane).histogram() for plane in x])
+    histograms = _histograms(x)
     before = np.cumsum(histograms, axis=1) - histograms
     last = 255 - np.argmax(histograms[:, ::-1] > 0, axis=1)
     # The pixels below the highest level, spread evenly over 255 steps; if they are too few, nothing changes.
     step = before[np.arange(len(x)), last][:, None] // 255
     table = np.minimum((step // 2 + before) // np.maximum(step, 1), 255)
     return _look_up(x, np.where(step > 0, table, _LEVELS))
+
+
+def _histograms(x: Planes) -> npt.NDArray[np.int64]:
+    """[C, 256]; for large images by Pillow, which counts in 32 bits."""
+    if x[0].size > _SMALL:
+        return np.array([_as_image(plane).histogram() for plane in x])
+    levels = x.reshape(len(x), -1) + 256 * np.arange(len(x))[:, None]
+    return np.bincount(levels.ravel(), minlength=256 * len(x)).reshape(-1, 256)
 
 
 def invert(x: Planes) -> Planes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,7 @@ class ImageColumn:
         if dataset._indices is not None:
             self._indices = dataset._indices.column(0).to_numpy().astype(np.int64)
         chunks = dataset.data.column(column).chunks
-        self._starts = np.cumsum([0] + [len(chunk) for chunk in chunks])
+        self._starts = list(accumulate((len(chunk) for chunk in chunks), initial=0))
         self._bytes = [chunk.field("bytes") for chunk in chunks]
         self._paths = [chunk.field("path") for chunk in chunks]
 
@@ -52,8 +54,8 @@ class ImageColumn:
     def _locate(self, row: int) -> tuple[int, int]:
         if self._indices is not None:
             row = int(self._indices[row])
-        chunk = int(np.searchsorted(self._starts, row, side="right")) - 1
-        return chunk, row - int(self._starts[chunk])
+        chunk = bisect_right(self._starts, row) - 1
+        return chunk, row - self._starts[chunk]
 
 
 def find_image_column(features: Mapping[str, Any], config: DataConfig) -> str:

@@ -62,6 +62,9 @@ def open_picture(data: Any, channels: int) -> Picture:
         except OSError as error:
             raise BrokenImage(f"cannot be read: {error.strerror}") from error
     view = memoryview(data).cast("B")
+    small = jpeg.decode_small(view, channels) if channels in (1, 3) else None
+    if small is not None:
+        return ArrayPicture(small)
     header = jpeg.read_header(view) if channels in (1, 3) else None
     if header is not None and header.components in (1, 3):
         return JpegPicture(view, header, channels)

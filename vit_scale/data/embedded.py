@@ -45,6 +45,7 @@ class SyntheticSource:
     size: int
     channels: int
     name: str
+    seed: int
     first: int = 0
     """Number of the first image; keeps train and validation images apart."""
 
@@ -71,4 +72,4 @@ class SyntheticSource:
     @cached_property
     def _noise(self) -> npt.NDArray[np.uint8]:
         side = self.size + 260
-        return np.random.default_rng(0).integers(0, 256, (side, side, self.channels), dtype=np.uint8)
+        return np.random.default_rng(self.seed).integers(0, 256, (side, side, self.channels), dtype=np.uint8)

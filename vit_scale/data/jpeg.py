@@ -19,6 +19,8 @@ Pixels = npt.NDArray[np.uint8]
 Box = tuple[int, int, int, int]
 """left, top, right, bottom"""
 
+_START = b"\xff\xd8"
+_SMALL_FILE = 4096
 _ROW_BLOCK = 16  # Rows of the largest block of samples that are coded together.
 _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SEQUENTIAL = (0xC0, 0xC1)
@@ -107,6 +109,19 @@ def decode_box(data: memoryview, header: JpegHeader, box: Box, factor: int, chan
     # Not strict about the rows that are left over after an early stop.
     pixels = simplejpeg.decode_jpeg(file, _COLORSPACES[channels], strict=not stops_early, **size)
     return pixels[top // factor : -(-bottom // factor), left // factor : -(-right // factor)]
+
+
+def decode_small(data: memoryview, channels: int) -> Pixels | None:
+    """Pixels [H, W, C] of a file so small that its header takes longer to read than its pixels.
+
+    None where there is more to know: other files, turned ones, other colours, faults.
+    """
+    if len(data) > _SMALL_FILE or data[:2] != _START or b"Exif" in bytes(data):
+        return None
+    try:
+        return simplejpeg.decode_jpeg(data, _COLORSPACES[channels], strict=True)
+    except ValueError:
+        return None
 
 
 def _is_complete(data: memoryview) -> bool:

@@ -7,6 +7,7 @@ their death.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from vit_scale.allocation import keep_freed_memory
 from vit_scale.config import AugmentConfig, DataConfig
 from vit_scale.data.batches import EvalBatches, Made, Reader, TrainBatches, TrainPlaces
 from vit_scale.data.problems import Problems
@@ -188,6 +190,8 @@ class _Workers:
     def __init__(self, batches: Dataset[Made], places: Any, workers: int, problems: Problems):
         self.problems = problems
         self._closing = torch.zeros(1, dtype=torch.bool).share_memory_()
+        # A loader that nobody closed: Python ends the workers by a signal and then waits for them.
+        atexit.register(self._closing.fill_, True)
         self._loader = DataLoader(
             batches,
             sampler=None if places is None else _Numbered(places),
@@ -234,6 +238,7 @@ class _Workers:
     def close(self) -> None:
         """Stop the worker processes: they end with the DataLoader's iterator."""
         self._closing.fill_(True)
+        atexit.unregister(self._closing.fill_)
         self._running = None
         self._loader._iterator = None
 
@@ -243,6 +248,7 @@ def _start_worker(closing: torch.Tensor, worker: int) -> None:
     # What was imported stays: otherwise the garbage collector goes through all of it again and again, and each worker
     # gets its own copy of the pages.
     gc.freeze()
+    keep_freed_memory()
     _leave_signals_to_training(closing)
 
 

@@ -84,11 +84,11 @@ class Data:
 def open_data(config: DataConfig, *, seed: int) -> Data:
     """Open the training and the validation images that the options name.
 
-    Raises UserError, which says what to do, for whatever cannot be had. A hold-out is the same for all seeds, so that
-    runs with different seeds are evaluated on the same images.
+    Raises UserError, which says what to do, for whatever cannot be had. `seed` is that of synthetic images; a hold-out
+    is the same for all seeds, so that runs with different seeds are evaluated on the same images.
     """
     if config.source == "synthetic":
-        return _open_synthetic(config)
+        return _open_synthetic(config, seed)
     if config.streaming:
         train_stream, val_stream, names = open_stream(config)
         description = f"{config.source} (streaming): {_count(train_stream)} training images, {len(names):,} classes"
@@ -157,10 +157,10 @@ def _as_source(dataset: Any, config: DataConfig, names: tuple[str, ...], split: 
     return Source(dataset, image_column, labels, f"{config.source} [{split}]")
 
 
-def _open_synthetic(config: DataConfig) -> Data:
+def _open_synthetic(config: DataConfig, seed: int) -> Data:
     count, classes = config.synthetic_images, config.synthetic_classes
     val_count = max(1, round(count * config.val_fraction))
-    train = SyntheticSource(count, classes, config.synthetic_size, config.synthetic_chans, "synthetic")
+    train = SyntheticSource(count, classes, config.synthetic_size, config.synthetic_chans, "synthetic", seed)
     val = replace(train, length=val_count, first=count)
     description = f"synthetic: {count:,} training and {val_count:,} validation images, {classes:,} classes"
     names = tuple(str(i) for i in range(classes))

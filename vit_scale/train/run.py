@@ -139,7 +139,7 @@ def build_run(config: Config, recipe: str) -> Run:
         accelerator=accelerator,
         state=state,
         lr=learning_rate(config, plan),
-        normalize=Normalize(mean, std).to(accelerator.device),
+        normalize=Normalize(mean, std, reuse=True).to(accelerator.device),
         mixing=_build_mixing(config, plan, model),
         train_loader=train_loader,
         eval_loader=eval_loader,

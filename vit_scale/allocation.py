@@ -1,0 +1,24 @@
+"""Memory of the C library, kept for the next tensor instead of given back to the system."""
+
+from __future__ import annotations
+
+import ctypes
+
+# Of glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_AT_MOST = 2**31 - 1
+_LARGEST_KEPT_BLOCK = 32 * 2**20
+
+
+def keep_freed_memory() -> bool:
+    """Let this process reuse the blocks that it freed; False where the C library is not glibc.
+
+    By itself glibc gives large blocks back at once and asks for them anew, and the system clears them page by page:
+    for arrays of some hundred kilobytes that takes several times as long as the arithmetic on them.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return False
+    # glibc takes no larger threshold for blocks than 32 MB.
+    return bool(mallopt(_M_TRIM_THRESHOLD, _KEPT_AT_MOST)) and bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BLOCK))
