@@ -236,6 +236,7 @@ def numbers(state: TrainState) -> dict[str, Any]:
         "best_step": state.best_step,
         "bad_steps": int(state.bad_steps.item()),
         "bad_in_a_row": int(state.bad_in_a_row.item()),
+        "loss_scale": state.loss_scale.numbers() if state.loss_scale else None,
     }
 
 

@@ -114,6 +114,8 @@ def restore(state: TrainState, folder: Path) -> None:
     meta = read_meta(folder)
     state.step, state.best_top1, state.best_step = meta["step"], meta["best_top1"], meta["best_step"]
     state.bad_steps.fill_(meta["bad_steps"])
+    if state.loss_scale is not None and meta.get("loss_scale"):
+        state.loss_scale.restore(meta["loss_scale"])
 
 
 def _check_shapes(state: TrainState, weights: Tensors, folder: Path) -> None:

@@ -32,6 +32,7 @@ from vit_scale.train.checkpoint import CheckpointFolder
 from vit_scale.train.describe import Description, describe
 from vit_scale.train.ema import Ema
 from vit_scale.train.hardware import Peak, limit_threads, peak, resolve_precision
+from vit_scale.train.loss_scale import find_loss_scale
 from vit_scale.train.micro_batch import (
     choose_micro_batch,
     smallest_of_all,
@@ -247,7 +248,10 @@ def _build_state(config: Config, model: ImageModel, accelerator: Accelerator, st
     ema = Ema(shards, config.ema.decay, config.ema.warmup) if config.ema.decay else None
     zeros = [torch.zeros((), device=accelerator.device) for _ in range(2)]
     dtype = next(model.parameters()).dtype
-    return TrainState(model, wrapped, optimizer, shards, ema, dtype, bad_steps=zeros[0], bad_in_a_row=zeros[1])
+    scale = find_loss_scale(accelerator.scaler, getattr(wrapped, "optimizer", None))
+    return TrainState(
+        model, wrapped, optimizer, shards, ema, dtype, bad_steps=zeros[0], bad_in_a_row=zeros[1], loss_scale=scale
+    )
 
 
 def wrap(

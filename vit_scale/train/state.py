@@ -9,6 +9,7 @@ import torch
 
 from vit_scale.models.interface import ImageModel
 from vit_scale.train.ema import Ema
+from vit_scale.train.loss_scale import LossScale
 from vit_scale.train.shards import Shards
 
 
@@ -17,7 +18,7 @@ class TrainState:
     """What a checkpoint holds is all that the next step depends on.
 
     In a checkpoint: `step`, the weights and buffers, the optimiser's state and the EMA by parameter name,
-    `best_top1`, `best_step` and `bad_steps`.
+    `best_top1`, `best_step`, `bad_steps`, and in fp16 the loss scale.
     Not in a checkpoint, because they are functions of (seed, step): learning rate, EMA decay, sample order,
     augmentation, mixing, and the random numbers of dropout and stochastic depth.
     """
@@ -39,3 +40,5 @@ class TrainState:
     bad_steps: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
     """Updates skipped because the gradient was not finite, counted on the device."""
     bad_in_a_row: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
+    loss_scale: LossScale | None = None
+    """Only in fp16."""
