@@ -32,16 +32,15 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
     Raises `UserError` for whatever is wrong with either.
     """
-    tree = _read_with_base(Path(path), ())
+    return build_config(_read_with_base(Path(path), ()), overrides)
+
+
+def build_config(tree: Tree, overrides: Sequence[str] = ()) -> Config:
+    """`tree` (section -> option -> value) with `overrides` on top as a checked `Config`; raises `UserError`."""
     for override in overrides:
         key, value = _parse_override(override)
         section, name = key.split(".")
-        tree.setdefault(section, {})[name] = value
-    return build_config(tree)
-
-
-def build_config(tree: Tree) -> Config:
-    """`tree` (section -> option -> value) as a checked `Config`; raises `UserError`."""
+        tree = merge(tree, {section: {name: value}})
     try:
         config = _ADAPTER.validate_python(tree)
     except ValidationError as error:
@@ -62,7 +61,7 @@ def _read_with_base(path: Path, seen: tuple[Path, ...]) -> Tree:
         return tree
     if not isinstance(base, str):
         raise UserError(f"{path}: base = {base!r} must be the path of a recipe, relative to this one")
-    return _merge(_read_with_base(path.parent / base, (*seen, resolved)), tree)
+    return merge(_read_with_base(path.parent / base, (*seen, resolved)), tree)
 
 
 def _read_yaml(path: Path) -> Tree:
@@ -119,11 +118,12 @@ _StrictLoader.add_implicit_resolver(
 )
 
 
-def _merge(below: Tree, above: Tree) -> Tree:
+def merge(below: Tree, above: Tree) -> Tree:
+    """Both trees as one; where both have a value, that of `above` counts."""
     merged = dict(below)
     for key, value in above.items():
         both_mappings = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both_mappings else value
+        merged[key] = merge(merged[key], value) if both_mappings else value
     return merged
 
 

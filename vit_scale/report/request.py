@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import yaml
-
 from vit_scale.config import Config
 from vit_scale.errors import UserError
 from vit_scale.models.variants import TIMM_PREFIX, VARIANTS
-from vit_scale.recipe import load_recipe
+from vit_scale.recipe import build_config, load_recipe
 
 T = TypeVar("T")
 
@@ -65,7 +62,4 @@ def _load(model: str, overrides: Sequence[str]) -> Request:
 def _config_of_name(name: str, overrides: Sequence[str]) -> Config:
     """A name stands for a recipe that says no more, but for the moving average that most recipes have."""
     tree = {"model": {"name": name}, "schedule": {"epochs": 1}, "ema": {"decay": 0.9999}}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "recipe.yaml")
-        path.write_text(yaml.safe_dump(tree), encoding="utf-8")
-        return load_recipe(path, overrides)
+    return build_config(tree, overrides)

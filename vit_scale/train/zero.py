@@ -16,6 +16,7 @@ import torch
 
 from vit_scale.config import Config
 from vit_scale.errors import UserError
+from vit_scale.recipe import merge
 from vit_scale.report.memory import ZERO_REDUCE_BUCKET, zero_reduce_bucket
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def deepspeed_settings(
         launcher.pop(name, None)
     if strategy != "zero3":
         launcher.get("zero_optimization", {}).pop("offload_param", None)
-    return _merged(_merged(defaults, launcher), _recipe_settings(config, plan, strategy, precision))
+    return merge(merge(defaults, launcher), _recipe_settings(config, plan, strategy, precision))
 
 
 def _recipe_settings(config: Config, plan: Plan, strategy: str, precision: str) -> Settings:
@@ -95,9 +96,9 @@ def launcher_settings() -> Settings:
     flags: Settings = {}
     for variable, key in LAUNCHER_VARIABLES.items():
         if (value := os.environ.get(variable)) is not None:
-            flags = _merged(flags, _nested(key, _number_or_word(value)))
+            flags = merge(flags, _nested(key, _number_or_word(value)))
     path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
-    settings = _merged(flags, _without_auto(_read_file(path)) if path != "none" else {})
+    settings = merge(flags, _without_auto(_read_file(path)) if path != "none" else {})
     for part in ("offload_optimizer", "offload_param"):
         device = settings.get("zero_optimization", {}).get(part, {}).get("device", "none")
         if device not in DEVICES_TO_OFFLOAD_TO:
@@ -161,15 +162,6 @@ def _flat(settings: Settings, prefix: str = "") -> Settings:
 def _without_auto(settings: Settings) -> Settings:
     kept = {k: _without_auto(v) if isinstance(v, dict) else v for k, v in settings.items()}
     return {key: value for key, value in kept.items() if value != "auto"}
-
-
-def _merged(first: Settings, second: Settings) -> Settings:
-    """Both; where both have a key, `second` counts."""
-    merged = dict(first)
-    for key, value in second.items():
-        both = isinstance(value, dict) and isinstance(first.get(key), dict)
-        merged[key] = _merged(first[key], value) if both else value
-    return merged
 
 
 # --------------------------------------------------------------------------------------------------------- DeepSpeed
