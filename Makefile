@@ -13,7 +13,7 @@ help:  ## list these commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "make %-7s %s\n", $$1, $$2}'
 
 train: $(READY)  ## train a small ViT on embedded real images, under two minutes on two cores (RECIPE=... for another)
-	@$(BIN)/python launch/train.py $(RECIPE)
+	@$(BIN)/python launch/train.py $(RECIPE) && $(BIN)/python launch/show_run.py $(RECIPE)
 
 test: $(READY)  ## run all tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile

@@ -22,6 +22,7 @@ REQUIRES = [
     "rich>=13.7",
     "scikit-learn>=1.4",  # the embedded digits
     "plotly>=6.0",  # the page of a run
+    "jinja2>=3.1",  # its template
     "matplotlib>=3.8",  # pictures: confusion matrix, attention
     "optuna>=4.0",  # sweeps without an account
 ]
@@ -39,7 +40,8 @@ setup(
     license="MIT",
     python_requires=">=3.10",
     packages=find_packages(include=["vit_scale", "vit_scale.*"]),
-    package_data={"vit_scale": ["py.typed"]},
+    package_data={"vit_scale": ["py.typed"], "vit_scale.page": ["assets/*"]},
+    entry_points={"console_scripts": ["vit-scale = vit_scale.console:main"]},
     install_requires=REQUIRES,
     extras_require={"export": EXPORT, "test": TEST, "dev": TEST + DEV},
 )

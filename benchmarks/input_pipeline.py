@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os
-import platform
 import statistics
 import tempfile
 import time
@@ -25,23 +23,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import psutil
 import simplejpeg
 import torch
+from photographs import make_photographs
 from PIL import Image
+from side_by_side import machine
+from timm_images import FOREVER, TimmImages
 from torch.utils.data import DataLoader, Dataset
 
 from vit_scale.config import AugmentConfig, DataConfig
 from vit_scale.data.cache import with_cache
-from vit_scale.data.columns import find_image_column, find_label_column
 from vit_scale.data.loading import TrainLoader
 from vit_scale.data.normalize import NORMALIZATIONS, Normalize
 from vit_scale.data.sources import Source, open_data
 
 AUGMENT = AugmentConfig(rand_augment="rand-m9-mstd0.5-inc1", erase=0.25)
 MEAN, STD = NORMALIZATIONS["imagenet"]
-FOREVER = 1_000_000
 
 
 @dataclass
@@ -89,20 +87,6 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def make_photographs(folder: Path, count: int = 300) -> str:
-    """JPEG files of about 470x400 in two classes, cut from the two photographs that scikit-learn ships."""
-    from sklearn.datasets import load_sample_images
-
-    rng = np.random.default_rng(0)
-    for label, photograph in enumerate(load_sample_images().images):
-        (folder / str(label)).mkdir(parents=True)
-        for i in range(count // 2):
-            left, top = rng.integers(0, 640 - 470), rng.integers(0, 427 - 400)
-            crop = Image.fromarray(photograph[top : top + 400, left : left + 470])
-            crop.save(folder / str(label) / f"{i}.jpg", quality=95, subsampling=0)
-    return str(folder)
-
-
 def open_source(folder: str) -> Source:
     """All images of the training split."""
     source = open_data(DataConfig(source=folder, val_fraction=1e-9), seed=0).train
@@ -125,7 +109,7 @@ def build_sides(source: Source, folder: str, size: int, args: argparse.Namespace
     cache = DataConfig(source=folder, cache="decoded", cache_dir=scratch)
     cached = with_cache(source, cache, img_size=(size, size), in_chans=3)
     return {
-        "timm": timm_batches(source, size, args),
+        "timm": timm_batches(folder, size, args),
         "vit_scale": our_batches(source, size, args),
         "vit_scale cached": our_batches(cached, size, args),
         "decode only": decode_only(source, args),
@@ -153,36 +137,12 @@ def our_batches(source: Any, size: int, args: argparse.Namespace) -> Iterator[to
     return (normalize(batch.images) for batch in loader)
 
 
-class Endless(Dataset[tuple[Any, int]]):
-    """The images through `datasets`, as timm's reader opens them, in an epoch that never ends.
-
-    timm fills and drains its queue at each epoch; a few hundred images would make that the thing measured.
-    """
-
-    def __init__(self, source: Source):
-        import datasets
-
-        config = DataConfig()
-        self.dataset = source.dataset
-        self.image = find_image_column(self.dataset.features, config)
-        self.label = find_label_column(self.dataset.features, config)
-        self.dataset = self.dataset.cast_column(self.image, datasets.Image(decode=True))
-        self.transform: Any = None
-
-    def __len__(self) -> int:
-        return max(FOREVER, len(self.dataset))
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        row = self.dataset[index % len(self.dataset)]
-        return self.transform(row[self.image].convert("RGB")), row[self.label]
-
-
-def timm_batches(source: Source, size: int, args: argparse.Namespace) -> Iterator[torch.Tensor]:
+def timm_batches(folder: str, size: int, args: argparse.Namespace) -> Iterator[torch.Tensor]:
     """Normalised batches of timm."""
     from timm.data import create_loader
 
     loader = create_loader(
-        cast(Any, Endless(source)),
+        cast(Any, TimmImages(folder)),
         input_size=(3, size, size),
         batch_size=args.batch,
         is_training=True,
@@ -302,19 +262,6 @@ def worker_memory(source: Source, size: int, args: argparse.Namespace, epochs: i
 
 
 # ----------------------------------------------------------------------------------------------------------- printing
-
-
-def machine() -> str:
-    """Processor, cores and versions."""
-    import timm
-
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        models = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-        name = models[0] if models else name
-    versions = f"torch {torch.__version__}, timm {timm.__version__}, Python {platform.python_version()}"
-    return f"{name}, {os.cpu_count()} cores; {versions}"
 
 
 def as_text(report: dict[str, Any]) -> str:

@@ -68,3 +68,20 @@ def fresh_accelerate() -> Iterator[None]:
     yield
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of the debug recipe: 12 steps on digits, with an average. Not to be changed."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    from vit_scale.recipe import load_recipe
+    from vit_scale.train import run_recipe
+
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    recipe = str(ROOT / "recipes/debug.yaml")
+    options = ["track.wandb=disabled", "data.workers=0", f"run.dir={folder}"]
+    assert run_recipe(load_recipe(recipe, options), recipe) == 0
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+    return folder

@@ -26,6 +26,13 @@ def write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
+def test_nested_parameters_of_a_sweep_are_options_of_a_section(recipe: Path) -> None:
+    config = load_recipe(recipe, ["--optim={'lr': 0.002, 'weight_decay': 0.1}"])
+    assert (config.optim.lr, config.optim.weight_decay) == (0.002, 0.1)
+    with pytest.raises(UserError, match="optim.lrr"):
+        load_recipe(recipe, ["--optim={'lrr': 0.002}"])
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [

@@ -2,6 +2,7 @@
 
 import vit_scale
 model = vit_scale.create_model("vit_base_patch16_224", num_classes=10, drop_path=0.2)
+run = vit_scale.load_run("runs/digits")  # run.model, run.transform, run.class_names
 """
 
 from __future__ import annotations
@@ -12,18 +13,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vit_scale.config import Config
     from vit_scale.errors import UserError
+    from vit_scale.inference.loading import LoadedRun, load_run
     from vit_scale.models import create_model
+    from vit_scale.models.weights import load_weights
     from vit_scale.recipe import load_recipe
 
 __version__ = "0.1.0"
-__all__ = ["Config", "UserError", "create_model", "load_recipe"]
+__all__ = ["Config", "LoadedRun", "UserError", "create_model", "load_recipe", "load_run", "load_weights"]
 
 # Imported when first asked for, so that `--help` does not wait for torch.
 _HOME = {
     "Config": "vit_scale.config",
+    "LoadedRun": "vit_scale.inference.loading",
     "UserError": "vit_scale.errors",
     "create_model": "vit_scale.models",
     "load_recipe": "vit_scale.recipe",
+    "load_run": "vit_scale.inference.loading",
+    "load_weights": "vit_scale.models.weights",
 }
 
 

@@ -190,6 +190,9 @@ class AugmentConfig:
     """One mixing weight for each batch, pair of images, or image."""
     mix_patches: Bool = False
     """MixUp that swaps whole patches instead of blending pixels."""
+    progressive: tuple[tuple[Rate, Count], ...] = ()
+    """Smaller images at first: pairs of the share of the run at which a phase begins and its image size, such as
+    [[0, 16], [0.5, 24], [0.8, 32]]; images are shrunk where the model is. Empty: the model's size throughout."""
     mix_off_epochs: NotNegative = 0.0
     """No mixing in this many last epochs."""
     label_smoothing: Rate = 0.0
@@ -207,9 +210,11 @@ class OptimConfig:
     """How weights change."""
 
     name: str = "adamw"
-    """`adamw`, `lamb`, `sgd`, or any optimiser of timm by name."""
+    """`adamw`, `lamb`, `sgd`, `muon`, or any optimiser of timm by name."""
     lr: Positive = 1e-3
     """Peak learning rate."""
+    other_lr: Positive | None = None
+    """`muon`: peak learning rate of all that is no matrix of a block; null: the same."""
     weight_decay: NotNegative = 0.05
     """Decoupled weight decay; biases, norms, LayerScale, tokens and position embeddings have none."""
     betas: tuple[Rate, Rate] = (0.9, 0.999)
@@ -217,7 +222,7 @@ class OptimConfig:
     eps: Positive = 1e-8
     """Added to the root of the second moment."""
     momentum: Rate = 0.9
-    """Momentum of `sgd`."""
+    """Momentum of `sgd` and `muon`."""
     clip_norm: NotNegative = 1.0
     """Largest norm of the gradient; 0: off."""
     layer_decay: Annotated[float, Strict(), Field(gt=0, le=1)] = 1.0
@@ -293,7 +298,7 @@ class RunConfig:
     """Where a run lives, and when it saves, evaluates and speaks."""
 
     dir: str | None = None
-    """Folder of the run; null: `runs/<name of the recipe>`."""
+    """Folder of the run; null: `runs/<name of the recipe>`, under a W&B agent `runs/sweeps/<sweep>/<run>`."""
     seed: CountOrZero = 0
     """Everything random follows from it."""
     resume: str = "auto"
@@ -315,7 +320,7 @@ class TrackConfig:
     """Who is told. metrics.jsonl and summary.json are always written."""
 
     wandb: Literal["auto", "offline", "online", "disabled"] = "auto"
-    """`auto`: online when logged in, else offline."""
+    """`auto`: online when logged in, else offline. A server that cannot be reached: offline, too."""
     project: str = "vit_scale"
     """W&B project."""
     entity: str | None = None
@@ -326,6 +331,12 @@ class TrackConfig:
     """W&B group."""
     tags: tuple[str, ...] = ()
     """W&B tags."""
+    artifact: Bool = False
+    """Upload the final weights to W&B as an artifact."""
+    trackers: tuple[str, ...] = ()
+    """Others that are told the same metrics, by accelerate's names: `tensorboard`, `mlflow`, ..."""
+    pictures: Literal["last", "every", "never"] = "last"
+    """Mistakes, confusions and attention maps: of the last evaluation, of every one, or none at all."""
 
 
 def _section(section: type) -> object:

@@ -38,9 +38,9 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 def build_config(tree: Tree, overrides: Sequence[str] = ()) -> Config:
     """`tree` (section -> option -> value) with `overrides` on top as a checked `Config`; raises `UserError`."""
     for override in overrides:
-        key, value = _parse_override(override)
-        section, name = key.split(".")
-        tree = merge(tree, {section: {name: value}})
+        for key, value in _parse_override(override):
+            section, name = key.split(".")
+            tree = merge(tree, {section: {name: value}})
     try:
         config = _ADAPTER.validate_python(tree)
     except ValidationError as error:
@@ -130,24 +130,32 @@ def merge(below: Tree, above: Tree) -> Tree:
 # -------------------------------------------------------------------------------------------------------- overrides
 
 
-def _parse_override(text: str) -> tuple[str, Any]:
+def _parse_override(text: str) -> Iterator[tuple[str, Any]]:
+    """Options with their values; several from `section={name: value}`, as W&B passes nested parameters."""
     key, equals, raw = text.removeprefix("--").partition("=")
     if not equals:
         raise UserError(f"{text}: not understood; options are given as section.name=value, flags are in --help")
-    if key not in all_options():
-        raise UserError(_unknown(key, raw))
     try:
         value = yaml.load(raw, Loader=_StrictLoader) if raw else ""  # noqa: S506
     except yaml.YAMLError:
         value = raw
+    if key in _sections() and isinstance(value, dict):
+        for name, inner in value.items():
+            if f"{key}.{name}" not in all_options():
+                raise UserError(_unknown(f"{key}.{name}", inner))
+            yield f"{key}.{name}", inner
+        return
+    if key not in all_options():
+        raise UserError(_unknown(key, raw))
     if value is not None and not isinstance(value, str) and _accepts_text(key):
         value = raw  # `track.name=007` is a name, not seven
-    return key, value
+    yield key, value
 
 
 def _accepts_text(key: str) -> bool:
     annotation = all_options()[key].annotation
-    return annotation is str or str in typing.get_args(annotation)
+    is_list = typing.get_origin(annotation) is tuple  # `track.tags=[a, b]` is two
+    return annotation is str or (str in typing.get_args(annotation) and not is_list)
 
 
 # --------------------------------------------------------------------------------------------------- wording errors

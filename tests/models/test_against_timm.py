@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vit_scale.models import create_model
-from vit_scale.models.timm_models import create_counterpart
+from vit_scale.models.timm_models import counterpart_options, create_counterpart
 
 OPTIONS: dict[str, dict[str, object]] = {
     "plain": {},
@@ -138,3 +138,17 @@ def test_timm_initialisation_has_the_spread_of_timms() -> None:
     for (key, mine), theirs in zip(ours.named_parameters(), timms.parameters(), strict=True):
         assert mine.std(correction=0).item() == pytest.approx(theirs.std(correction=0).item(), rel=0.2, abs=1e-7), key
         assert mine.mean().item() == pytest.approx(theirs.mean().item(), abs=0.01), key
+
+
+@pytest.mark.parametrize("size", [(16, 16), (24, 40)])
+def test_images_of_any_size_as_timm_with_dynamic_size(size: tuple[int, int]) -> None:
+    from timm.models.vision_transformer import VisionTransformer
+
+    torch.manual_seed(0)
+    ours = create_model("vit_mu", num_classes=5, img_size=32, patch_size=8).eval()
+    options = counterpart_options(ours.variant)  # type: ignore[arg-type]
+    theirs = VisionTransformer(**options, dynamic_img_size=True).eval()
+    theirs.load_state_dict(ours.state_dict())
+    ours.allow_any_size()
+    images = torch.randn(2, 3, *size)
+    torch.testing.assert_close(ours(images), theirs(images), atol=1e-5, rtol=0)

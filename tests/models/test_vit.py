@@ -165,6 +165,16 @@ def test_an_image_of_another_size_is_told() -> None:
         model(torch.randn(1, 3, 64, 64))
 
 
+def test_any_size_is_allowed_only_on_request_and_only_whole_patches() -> None:
+    model = create_model("vit_mu", img_size=32, patch_size=8)
+    model.allow_any_size()
+    assert model(torch.zeros(1, 3, 16, 24)).shape == (1, model.num_classes)
+    with pytest.raises(UserError, match="not \\(3, 12, 16\\)"):
+        model(torch.zeros(1, 3, 12, 16))
+    with pytest.raises(UserError, match="knows only the model's own image size"):
+        create_model("vit_mu", img_size=32, patch_size=8, pos_embed="rope").allow_any_size()
+
+
 def test_a_copy_is_independent() -> None:
     model = create_model("vit_mu", pos_embed="relative").eval()
     twin = copy.deepcopy(model)

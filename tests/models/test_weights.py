@@ -285,3 +285,48 @@ def test_a_timm_model_loads_a_file_of_another_number_of_classes(tmp_path: Path) 
     report = load_weights(model, save(old, tmp_path / "w.safetensors"))
     assert list(report.resized) == ["pos_embed"]
     assert set(report.initialised) == {"head.weight", "head.bias"}
+
+
+def test_the_head_of_hub_weights_is_kept_by_the_classes_of_their_own_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """timm makes a new head where the classes differ; only what was published may pass for it. Without the network."""
+    import timm
+
+    real = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **options: real(name, **options))
+    source = "timm/vit_tiny_patch16_224.augreg_in21k"
+    options = {"img_size": 32}
+    other = load_weights(create_model("timm/vit_tiny_patch16_224", num_classes=1000, **options), source)
+    assert set(other.initialised) == {"head.weight", "head.bias"}
+    same = load_weights(create_model("timm/vit_tiny_patch16_224", num_classes=21843, **options), source)
+    assert same.initialised == {}
+
+
+def test_the_folder_of_a_checkpoint_gives_its_average(trained_run: Path) -> None:
+    from safetensors.torch import load_file
+
+    model = create_model("vit_mu", img_size=8, patch_size=2, in_chans=1, layer_scale=1e-4)
+    load_weights(model, trained_run / "checkpoints" / "step-00000012")
+    assert torch.equal(model.head.weight, load_file(trained_run / "model_ema.safetensors")["head.weight"])
+
+
+def test_timms_weights_come_from_the_local_cache_without_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real way through timm and huggingface_hub, on a cache as a download leaves it."""
+    import huggingface_hub
+    import timm
+
+    torch.manual_seed(3)
+    published = timm.create_model("test_vit")
+    repository = tmp_path / "models--timm--test_vit.r160_in1k"
+    commit = "0" * 40
+    (repository / "snapshots" / commit).mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    save(published, repository / "snapshots" / commit / "model.safetensors")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("vit_scale.models.read_weights.hub_answers", lambda: False)
+    model = create_model("timm/test_vit", weights="timm/test_vit.r160_in1k", num_classes=1000)
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in published.state_dict().items())
+    few = create_model("timm/test_vit", num_classes=3)
+    assert set(load_weights(few, "timm/test_vit.r160_in1k").initialised) == {"head.weight", "head.bias"}

@@ -97,6 +97,19 @@ def test_two_processes_equal_one_with_the_same_global_batch(runs: tuple, strateg
     assert_same_run(runs[0] / strategy, runs[0] / "one", 1e-4)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_norms_confusions_and_pictures_are_those_of_one_process(runs: tuple, strategy: str) -> None:
+    ours, theirs = runs[0] / strategy, runs[0] / "one"
+    for key in ("train/grad_norm", "train/param_norm", "train/update_norm"):
+        assert metrics(ours, key) == pytest.approx(metrics(theirs, key), rel=1e-3), key
+    assert min(metrics(ours, "train/update_norm")) > 0
+    mine, other = (json.loads((folder / "confusion.json").read_text())["counts"] for folder in (ours, theirs))
+    assert sum(map(sum, mine)) == sum(map(sum, other)), "each image is counted once"
+    assert mine == other
+    for name in ("batch", "mistakes", "attention"):
+        assert (ours / "pictures" / f"{name}.png").exists()
+
+
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
 def test_zero_equals_ddp_with_everything_on(runs: tuple, strategy: str) -> None:
     assert_same_run(runs[0] / f"{strategy}-all", runs[0] / "ddp-all", 1e-4)

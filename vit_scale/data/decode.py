@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from vit_scale.data import jpeg
 from vit_scale.data.jpeg import Box, Pixels
@@ -50,7 +50,9 @@ class Picture(Protocol):
 
 
 def open_picture(data: Any, channels: int) -> Picture:
-    """Open bytes, a path or pixels as an image of `channels` channels. Raises BrokenImage, perhaps only in `crop`."""
+    """Open bytes, a path, pixels or a Pillow image as `channels` channels. Raises BrokenImage, perhaps in `crop`."""
+    if isinstance(data, Image.Image):
+        return ArrayPicture(decode_with_pillow(data, channels))
     if isinstance(data, np.ndarray):
         if data.size == 0:
             raise BrokenImage("has no pixels")
@@ -127,18 +129,21 @@ class JpegPicture:
             return pixels[::factor, ::factor]
 
 
-def decode_with_pillow(data: memoryview, channels: int, upright: bool = True) -> Pixels:
-    """Pixels [H, W, C] of any file that Pillow reads."""
+def decode_with_pillow(data: memoryview | Image.Image, channels: int, upright: bool = True) -> Pixels:
+    """Pixels [H, W, C] of any file that Pillow reads, or of one that it has opened."""
     try:
         with warnings.catch_warnings():
             # Large pictures, odd EXIF data and palettes with transparency are all dealt with here.
             warnings.simplefilter("ignore")
-            image: Image.Image = Image.open(io.BytesIO(data))
+            # Of an image that is someone's a copy is made upright.
+            image = ImageOps.exif_transpose(data) if isinstance(data, Image.Image) else Image.open(io.BytesIO(data))
             if upright:
                 ImageOps.exif_transpose(image, in_place=True)
             return np.atleast_3d(np.asarray(_convert(image, channels)))
     except Image.DecompressionBombError as error:
         raise BrokenImage(f"too large: {error}") from error
+    except UnidentifiedImageError as error:
+        raise BrokenImage("cannot be decoded: not an image, or damaged from its first bytes on") from error
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001 - damaged files make decoders raise nearly anything

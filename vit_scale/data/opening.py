@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vit_scale.config import DataConfig
 from vit_scale.data.embedded import digits
 from vit_scale.errors import UserError
+from vit_scale.hub import hub_answers, offline
 
 _VAL_SPLITS = ("validation", "val", "valid", "dev", "test")
-_IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif"}
-_HUB_TIMEOUT_SECONDS = 5
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif"}
 
 
 def open_splits(config: DataConfig) -> Mapping[str, Any]:
@@ -81,7 +81,7 @@ def _open_folder(folder: Path, config: DataConfig) -> Mapping[str, Any]:
 
 
 def _has_images(folder: Path) -> bool:
-    return any(path.suffix.lower() in _IMAGE_SUFFIXES for path in folder.rglob("*"))
+    return any(path.suffix.lower() in IMAGE_SUFFIXES for path in folder.rglob("*"))
 
 
 def _check_hub_id(source: str, folder: Path) -> None:
@@ -101,9 +101,9 @@ def _open_hub(config: DataConfig) -> Mapping[str, Any]:
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError
 
     where = f"data.source={config.source}"
-    online = _hub_answers()
+    online = hub_answers()
     try:
-        with contextlib.nullcontext() if online else _offline():
+        with contextlib.nullcontext() if online else offline():
             return datasets.load_dataset(config.source, config.name, streaming=config.streaming)
     except datasets.exceptions.DatasetNotFoundError as error:
         if "gated" in str(error).lower():
@@ -122,36 +122,6 @@ def _open_hub(config: DataConfig) -> Mapping[str, Any]:
         ) from error
     except (HFValidationError, HfHubHTTPError, OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise UserError(f"{where}: cannot be opened: {_first_line(error)}") from error
-
-
-def _hub_answers() -> bool:
-    """Whether the hub can be reached, asked once and briefly: the libraries would try for half a minute."""
-    import huggingface_hub
-
-    if huggingface_hub.constants.HF_HUB_OFFLINE:
-        return False
-    try:
-        huggingface_hub.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=_HUB_TIMEOUT_SECONDS)
-    except Exception:  # noqa: BLE001 - any failure to connect means the same, and its class depends on the HTTP library
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def _offline() -> Iterator[None]:
-    """What is in the local cache already can be used without a network."""
-    import datasets
-    import huggingface_hub
-
-    places: tuple[Any, ...] = (huggingface_hub.constants, datasets.config)
-    before = [place.HF_HUB_OFFLINE for place in places]
-    for place in places:
-        place.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        for place, value in zip(places, before, strict=True):
-            place.HF_HUB_OFFLINE = value
 
 
 def _first_line(error: Exception) -> str:

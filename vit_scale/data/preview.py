@@ -86,9 +86,9 @@ def to_pictures(images: torch.Tensor, mean: Values, std: Values) -> list[Image.I
     return [Image.fromarray(image.numpy()) for image in pixels]
 
 
-def draw_grid(pictures: Sequence[Image.Image], captions: Sequence[str]) -> Image.Image:
+def draw_grid(pictures: Sequence[Image.Image], captions: Sequence[str], columns: int | None = None) -> Image.Image:
     """Tiles with their captions below, as square as it goes. Small images are enlarged pixel by pixel."""
-    columns = math.ceil(math.sqrt(len(pictures)))
+    columns = columns or math.ceil(math.sqrt(len(pictures)))
     rows = math.ceil(len(pictures) / columns)
     scale = max(1, _TILE // max(pictures[0].size))
     width, height = (side * scale for side in pictures[0].size)

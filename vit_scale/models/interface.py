@@ -31,6 +31,10 @@ class ImageModel(nn.Module):
     def set_activation_checkpointing(self, mode: str) -> None:
         raise NotImplementedError
 
+    def allow_any_size(self) -> None:
+        """Take images of other sizes from now on; raises UserError where the model cannot."""
+        raise NotImplementedError
+
     def compile_blocks(self) -> None:
         """Compile each block in place; parameter names stay."""
         raise NotImplementedError

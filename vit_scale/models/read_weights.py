@@ -5,6 +5,7 @@ Files are data: safetensors, or torch's format through `weights_only=True`. A pi
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vit_scale.errors import UserError
+from vit_scale.hub import hub_answers, offline
 from vit_scale.models.variants import TIMM_PREFIX, check_model_name
 
 StateDict = dict[str, Tensor]
 
-RUN_FILES = ("model_ema.safetensors", "model.safetensors")
-"""Of a run's folder, the first that is there."""
 _TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".tar")
 # Trainers nest the weights; the average comes first, as in a run's folder.
 _NESTS = ("model_ema", "state_dict_ema", "model", "state_dict", "module")
@@ -32,12 +32,15 @@ def is_hub_name(source: str | Path) -> bool:
 
 
 def read_weights(source: str | Path) -> StateDict:
-    """Named tensors of a safetensors or torch file, a run's folder, or `timm/<name>` on the hub."""
+    """Named tensors of a safetensors or torch file, of a run or a checkpoint, or of `timm/<name>` on the hub."""
     if is_hub_name(source):
         return read_hub(str(source))
     path = Path(source)
     if path.is_dir():
-        path = _file_of_run(path)
+        # Imported here, because it reads checkpoints, which stand above models.
+        from vit_scale.inference.run_weights import find_run_weights
+
+        return find_run_weights(path).read()
     if not path.is_file():
         raise UserError(f"model.weights = {source}: there is no such file or folder.")
     return _rename(_read_torch(path) if path.suffix in _TORCH_SUFFIXES else _read_safetensors(path))
@@ -49,7 +52,8 @@ def read_hub(source: str, **options: Any) -> StateDict:
     import timm
 
     try:
-        return timm.create_model(source.removeprefix(TIMM_PREFIX), pretrained=True, **options).state_dict()
+        with contextlib.nullcontext() if hub_answers() else offline():
+            return timm.create_model(source.removeprefix(TIMM_PREFIX), pretrained=True, **options).state_dict()
     except Exception as error:
         # timm, huggingface_hub, the HTTP library and the file system each have errors of their own; one remedy.
         reason = next(iter(str(error).splitlines()), "")[:150]
@@ -57,15 +61,6 @@ def read_hub(source: str, **options: Any) -> StateDict:
             f"model.weights = {source}: could not get them from the hub ({type(error).__name__}: {reason}).\n"
             "Go online, or download model.safetensors of that model elsewhere and give its path."
         ) from error
-
-
-def _file_of_run(folder: Path) -> Path:
-    for name in RUN_FILES:
-        if (folder / name).is_file():
-            return folder / name
-    raise UserError(
-        f"model.weights = {folder}: the folder has neither {' nor '.join(RUN_FILES)}; has the run finished?"
-    )
 
 
 def _read_safetensors(path: Path) -> StateDict:

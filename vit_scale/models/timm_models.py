@@ -136,6 +136,11 @@ class TimmModel:
         """Compile the whole model in place: timm's families do not agree on what a block is."""
         self.compile(**options)  # type: ignore[attr-defined]
 
+    def allow_any_size(self) -> None:
+        """Most convolutional networks do; others are told."""
+        if getattr(self, "pretrained_cfg", {}).get("fixed_input_size", True):
+            raise UserError(f"timm's {self.timm_name} takes images of one size only.")
+
     def attention_weights(self, x_BCHW: Tensor) -> list[Tensor]:
         """Not for timm models."""
         raise UserError("attention_weights: only our own models return them; use a model.name without timm/.")

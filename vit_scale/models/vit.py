@@ -20,6 +20,7 @@ from vit_scale.models.patch_dropout import drop_patches
 from vit_scale.models.patch_embed import PatchEmbed
 from vit_scale.models.pooling import pool_tokens
 from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding, RowColumnEmbedding, sincos_2d
+from vit_scale.models.resample import resample_positions
 from vit_scale.models.variants import Variant
 
 
@@ -159,6 +160,12 @@ class VisionTransformer(nn.Module):
         """Names of parameters that are not decayed: tokens, positions, and all vectors (biases, norms, LayerScale)."""
         return {name for name, p in self.named_parameters() if p.ndim <= 1 or is_token_or_position(name)}
 
+    def allow_any_size(self) -> None:
+        """Take images of any whole number of patches from now on; position embeddings are resampled to them."""
+        if self.variant.pos_embed in ("rope", "relative"):
+            raise UserError(f"model.pos_embed = {self.variant.pos_embed!r} knows only the model's own image size")
+        self.patch_embed.any_size = True
+
     def set_activation_checkpointing(self, mode: Literal["none", "selective", "full"]) -> None:
         """Recompute activations in the backward pass: never, of every second block, of every block."""
         self.activation_checkpointing = mode
@@ -196,14 +203,19 @@ class VisionTransformer(nn.Module):
         prefix_1PD = self._prefix_tokens()
         pos = self.pos_embed() if isinstance(self.pos_embed, RowColumnEmbedding) else self.pos_embed
         if pos is not None:
-            patches = x_BGD.shape[1]
-            x_BGD = x_BGD + pos[:, -patches:]
+            patches = self.variant.grid[0] * self.variant.grid[1]
+            x_BGD = x_BGD + self._positions_for(x_BCHW, pos[:, -patches:])
             if pos.shape[1] > patches:
                 prefix_1PD = prefix_1PD + pos[:, :-patches]
         x_BND = self.pos_drop(torch.cat([prefix_1PD.expand(x_BGD.shape[0], -1, -1), x_BGD], dim=1))
         if self.training and self.patch_dropout:
             return drop_patches(x_BND, self.patch_dropout, self.num_prefix_tokens)
         return x_BND, None
+
+    def _positions_for(self, x_BCHW: Tensor, pos_1GD: Tensor) -> Tensor:
+        """Position embeddings of patches, resampled where images have another size than the model's own."""
+        grid = (x_BCHW.shape[2] // self.patch_size[0], x_BCHW.shape[3] // self.patch_size[1])
+        return pos_1GD if grid == self.variant.grid else resample_positions(pos_1GD, self.variant.grid, grid)
 
     def _prefix_tokens(self) -> Tensor:
         tokens = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]

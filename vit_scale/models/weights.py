@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ class WeightsReport:
 def load_weights(model: nn.Module, source: str | Path, *, grid: Grid | None = None) -> WeightsReport:
     """Load weights into a model and say what was kept, resized, skipped and left as initialised.
 
-    `source`: a safetensors or torch file, a run's folder (the average if it has one), or `timm/<name>` from the hub.
+    `source`: a safetensors or torch file, the folder of a run (finished or not) or of a checkpoint (the average if it
+    has one), or `timm/<name>` from the hub, such as `timm/vit_base_patch16_224.augreg_in21k`.
     Weights of another resolution, patch size, number of channels or number of classes are fitted; those of another
     width or depth are a UserError. `grid`: rows and columns of patches that the weights were made for, needed only
     for a lone file where it is neither square nor of the model's proportions.
@@ -98,21 +100,36 @@ def _is_own_hub_name(model: nn.Module, source: str | Path) -> bool:
 
 def _read_own_hub_weights(model: Any, source: str | Path) -> StateDict:
     """timm knows best how to fit each family's weights to the options of the model; a head it made anew is left out."""
+    from timm.models import get_pretrained_cfg
+
     weights = read_hub(str(source), **model.timm_options)
-    if model.num_classes == model.pretrained_cfg["num_classes"]:
+    # Weights with another tag than the model's may have other classes, such as ImageNet-21k's.
+    published = get_pretrained_cfg(str(source).removeprefix(TIMM_PREFIX))
+    if published is not None and model.num_classes == published.num_classes:
         return weights
     return {name: tensor for name, tensor in weights.items() if not name.startswith(_heads(model))}
 
 
 def _grid_of_run(folder: Path) -> Grid | None:
-    """The grid that a run's own options tell, if the source is a run of one of our models."""
+    """The grid that a run's own options tell, if the source is a run (or a checkpoint) of one of our models."""
+    try:
+        if (folder / "meta.json").is_file():
+            options = json.loads((folder / "meta.json").read_text())["config"]["model"]
+        else:
+            options = yaml.safe_load((folder / "config.yaml").read_text())["model"]
+        return grid_of(ModelConfig(**options))
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+        return None  # The options of a run only help; weights are read without them too.
+
+
+def grid_of(config: ModelConfig) -> Grid | None:
+    """Rows and columns of patches of one of our models; None for timm's."""
     from vit_scale.models.create import resolve_variant
 
     try:
-        options = yaml.safe_load((folder / "config.yaml").read_text())["model"]
-        return resolve_variant(ModelConfig(**options)).grid
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError, UserError):
-        return None  # The options of a run only help; weights are read without them too.
+        return resolve_variant(config).grid
+    except UserError:
+        return None
 
 
 def _another_architecture(source: str, name: str, found: torch.Size, own: torch.Size) -> UserError:

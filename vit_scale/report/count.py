@@ -9,7 +9,7 @@ Three conventions are in print for the cost of a forward pass; all of them are c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import nn
@@ -124,13 +124,13 @@ class ModelCount:
 def count_model(model: nn.Module, img_size: tuple[int, int] | None = None, in_chans: int | None = None) -> ModelCount:
     """Count a model, live or on the meta device; it is only read, and nothing runs on its weights.
 
-    Our own models are counted by closed form. Others are followed through one forward pass on the meta device, for
-    which `img_size` and `in_chans` are by default those the model was made for.
+    Our own models are counted by closed form. Others are followed through one forward pass on the meta device.
+    `img_size` and `in_chans` are by default those the model was made for.
     """
     model = unwrap(model)
     params = params_by_part(model)
     if isinstance(model, VisionTransformer):
-        variant = model.variant
+        variant = replace(model.variant, img_size=img_size) if img_size else model.variant
         return ModelCount(params, macs_by_part(variant), norm_elements(variant), CLOSED_FORM, variant)
     size: tuple[int, int] = img_size or model.img_size  # type: ignore[assignment]
     channels: int = in_chans or model.in_chans  # type: ignore[assignment]

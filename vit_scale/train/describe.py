@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ class Description:
     numbers: dict[str, Any]
     train_flops_per_image: float
     """FLOPs actually spent on an image in training, forward and backward."""
+    flops_by_size: dict[int, float] = field(default_factory=dict)
+    """The same for the smaller images of augment.progressive."""
 
 
 def model_in_words(name: str, count: ModelCount) -> str:
@@ -78,7 +80,14 @@ def describe(
         "processes": plan.processes,
         "class_names": list(data.class_names),
     }
-    spent = count.train_flops_per_image(
+    by_size = {size: count_model(model, (size, size), model.in_chans) for _, size in config.augment.progressive}
+    spent = {size: spent_on_an_image(found, config, plan) for size, found in by_size.items()}
+    return Description(rows, numbers, spent_on_an_image(count, config, plan), spent)
+
+
+def spent_on_an_image(count: ModelCount, config: Config, plan: Plan) -> float:
+    """FLOPs of training on one image, with what stochastic depth and patch dropout save and recomputing costs."""
+    return count.train_flops_per_image(
         config.model.drop_path,
         config.model.patch_dropout,
         config.parallel.activation_checkpointing,
@@ -86,4 +95,3 @@ def describe(
         drop_path_mode=config.model.drop_path_mode,
         batch=plan.micro_batch,
     )
-    return Description(rows, numbers, spent)

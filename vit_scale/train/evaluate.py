@@ -9,6 +9,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from vit_scale.train.inspection import Inspection
+
 EvalBatches = Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
@@ -18,10 +20,11 @@ def evaluate(
     batches: EvalBatches,
     inputs: Callable[[torch.Tensor], torch.Tensor],
     device: torch.device,
+    inspection: Inspection | None = None,
 ) -> dict[str, float]:
     """`loss`, `top1` and `top5` of `model` over `batches` of (uint8 images, labels, weights).
 
-    `inputs` makes of the images what the model takes.
+    `inputs` makes of the images what the model takes; `inspection` is shown every batch.
 
     Counts are summed over processes before they are divided. Weight 0 marks the padding that gives every process the
     same number of batches.
@@ -31,7 +34,10 @@ def evaluate(
     sums = torch.zeros(4, dtype=torch.float64, device=device)  # images, loss, top-1, top-5
     for images, labels, weights in batches:
         labels, weights = labels.to(device, non_blocking=True), weights.to(device, non_blocking=True)
-        sums += _batch_sums(model(inputs(images)).float(), labels, weights.double())
+        logits_BC = model(inputs(images)).float()
+        sums += _batch_sums(logits_BC, labels, weights.double())
+        if inspection is not None:
+            inspection.add(images, logits_BC, labels, weights)
     model.train(was_training)
     if dist.is_initialized():
         dist.all_reduce(sums)

@@ -28,14 +28,23 @@ def finish(run: Run) -> None:
         return
     seconds = time.perf_counter() - run.started
     summary = run.record.summary
+    run.record.weights([Path(name) for name in files])
     sync = run.record.close(finished=True, seconds=round(seconds, 1))
     rows = {"top-1": _accuracies(summary), "best": _best(run), "time": _time(seconds, summary)}
     rows["weights"] = ", ".join(files)
     rows["record"] = f"{run.folder}/metrics.jsonl, summary.json"
-    look = f"python launch/show_batch.py {shlex.quote(str(run.folder / 'config.yaml'))}"
-    report = f"python launch/report.py {shlex.quote(str(run.folder / 'config.yaml'))}"
-    commands = {look: "what the model saw", sync or report: "upload to W&B" if sync else "parameters, MACs and memory"}
-    run.screen.summary(rows, commands)
+    run.screen.summary(rows, _next_commands(run.folder, sync))
+
+
+def _next_commands(folder: Path, sync: str | None) -> dict[str, str]:
+    """Commands that a user may want now, with what they are for."""
+    quoted = shlex.quote(str(folder))
+    commands = {
+        f"python launch/show_run.py {quoted}": "a page with curves and pictures",
+        f"python launch/eval.py {quoted}": "accuracy of each class, calibration",
+        f"python launch/predict.py {quoted} IMAGE": "try it",
+    }
+    return commands | ({sync: "upload to W&B"} if sync else {})
 
 
 def save_weights(run: Run) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the device can do: its precision and its peak, for MFU."""
+"""What the device can do: its precision, its memory and its peak, for MFU and for planning."""
 
 from __future__ import annotations
 
@@ -15,21 +15,35 @@ import torch
 from vit_scale.errors import UserError
 from vit_scale.report.activations import Precision
 
-# Dense peak of the tensor cores in TFLOP/s at bf16 (fp16 for V100 and T4), from the vendors' data sheets.
+
+@dataclass(frozen=True)
+class Gpu:
+    """A kind of GPU, from the vendor's data sheet."""
+
+    tflops: float
+    """Dense peak of the tensor cores in TFLOP/s, in half precision."""
+    memory_gb: float
+    """In units of 10^9 bytes; most have a few percent more, which is what fragmentation may take."""
+    half: Precision = "bf16"
+    """The half precision that `parallel.precision: auto` takes there."""
+
+
 # The first name contained in torch's device name counts, so the longer names stand first.
-GPU_PEAK_TFLOPS = {
-    "H100 PCIe": 756.0,
-    "H100": 989.0,
-    "H200": 989.0,
-    "B200": 2250.0,
-    "MI300X": 1300.0,
-    "A100": 312.0,
-    "L40S": 362.0,
-    "A6000": 155.0,
-    "V100": 125.0,
-    "T4": 65.0,
-    "RTX 4090": 165.0,
-    "RTX 3090": 71.0,
+GPUS = {
+    "H100 PCIe": Gpu(756, 80),
+    "H100": Gpu(989, 80),
+    "H200": Gpu(989, 141),
+    "B200": Gpu(2250, 180),
+    "MI300X": Gpu(1300, 192),
+    "A100 40GB": Gpu(312, 40),
+    "A100": Gpu(312, 80),
+    "L40S": Gpu(362, 48),
+    "A6000": Gpu(155, 48),
+    "V100 32GB": Gpu(125, 32, "fp16"),
+    "V100": Gpu(125, 16, "fp16"),
+    "T4": Gpu(65, 16, "fp16"),
+    "RTX 4090": Gpu(165, 24),
+    "RTX 3090": Gpu(71, 24),
 }
 
 
@@ -40,15 +54,24 @@ class Peak:
     flops: float | None
     source: str
 
+    def in_words(self) -> str:
+        """What the share of the peak is a share of."""
+        if self.flops is None:
+            return f"not counted: the peak is {self.source}"
+        return f"counted against {self.flops / 1e9:,.0f} GFLOP/s for each process: {self.source}"
+
+    def numbers(self) -> dict[str, float | str | None]:
+        return {"peak_flops": self.flops, "peak_source": self.source}
+
 
 def peak(device: torch.device) -> Peak:
     """Peak of `device` in FLOP/s; on a CPU a matrix product is timed, which takes about 0.2 s."""
     if device.type == "cpu":
         return Peak(_measured_matmul_flops(), "a matrix product measured at the start")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-    for known, tflops in GPU_PEAK_TFLOPS.items():
+    for known, gpu in GPUS.items():
         if known in name:
-            return Peak(tflops * 1e12, f"data sheet of {known}")
+            return Peak(gpu.tflops * 1e12, f"data sheet of {known}")
     return Peak(None, f"unknown for {name}")
 
 

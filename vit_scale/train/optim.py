@@ -9,6 +9,7 @@ from torch import nn
 
 from vit_scale.config import OptimConfig
 from vit_scale.errors import UserError
+from vit_scale.train.muon import Muon
 
 # Optimisers that treat each number on its own. ZeRO hands them pieces of flattened layers, which makes no difference
 # to these; one that looks at whole layers, such as LAMB or Muon, would take other steps than under DDP.
@@ -19,17 +20,21 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
     """Groups of equal weight decay and learning-rate scale, in a stable order.
 
     Vectors (biases, norms, LayerScale) and what the model names in `no_weight_decay()` (tokens, position embeddings)
-    are not decayed. `lr_scale` is layer_decay to the number of layers above.
+    are not decayed. `lr_scale` is layer_decay to the number of layers above. For Muon the matrices of blocks are apart,
+    and all else has the share of the learning rate that optim.other_lr is of it.
     """
     undecayed: set[str] = model.no_weight_decay()  # type: ignore[operator]
-    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    groups: dict[tuple[float, float, bool], dict[str, Any]] = {}
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
         decay = 0.0 if p.ndim <= 1 or name in undecayed else config.weight_decay
         scale = _lr_scale(model, name, config.layer_decay)
-        group = groups.setdefault((decay, scale), {"params": [], "weight_decay": decay, "lr_scale": scale})
-        group["params"].append(p)
+        matrix = config.name == "muon" and p.ndim == 2 and name.startswith("blocks.")
+        if config.name == "muon" and not matrix and config.other_lr is not None:
+            scale *= config.other_lr / config.lr
+        new = {"params": [], "weight_decay": decay, "lr_scale": scale} | ({"matrices": True} if matrix else {})
+        groups.setdefault((decay, scale, matrix), new)["params"].append(p)
     return list(groups.values())
 
 
@@ -40,12 +45,14 @@ def _lr_scale(model: nn.Module, name: str, layer_decay: float) -> float:
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """AdamW (fused), SGD, or any optimiser of timm by its name there."""
+    """AdamW (fused), SGD, Muon, or any optimiser of timm by its name there."""
     groups = parameter_groups(model, config)
     if config.name == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
     if config.name == "sgd":
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0)
+    if config.name == "muon":
+        return Muon(groups, lr=config.lr, momentum=config.momentum, betas=config.betas, eps=config.eps)
     return _timm_optimizer(groups, config)
 
 
@@ -78,7 +85,7 @@ def check_optimizer(name: str, strategy: str) -> None:
 
 
 def _check_name(name: str) -> None:
-    if name in ("adamw", "sgd"):
+    if name in ("adamw", "sgd", "muon"):
         return
     import difflib
 

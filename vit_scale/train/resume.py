@@ -157,9 +157,10 @@ class _ShardReader:
                     _, entry, name = key.split("/")
                     self.scalars.setdefault(name, {})[entry] = file.get_tensor(key)
 
-    @property
-    def optimizer_keys(self) -> list[str]:
-        return list(dict.fromkeys(key.split("/")[1] for key in self._where if key.startswith("optimizer/")))
+    def optimizer_keys(self, name: str) -> list[str]:
+        """What the optimiser remembers of this parameter, such as `exp_avg`."""
+        parts = (key.split("/") for key in self._where if key.startswith("optimizer/"))
+        return [key for _, key, parameter in parts if parameter == name]
 
     def fill(self, key: str, piece: Piece) -> bool:
         """Copy into `piece` what the shards have of it; False where they have nothing."""

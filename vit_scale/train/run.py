@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -41,6 +41,8 @@ from vit_scale.train.micro_batch import (
 )
 from vit_scale.train.optim import build_optimizer, check_optimizer
 from vit_scale.train.plan import Plan, learning_rate, make_plan
+from vit_scale.train.progressive import Progressive, make_progressive
+from vit_scale.train.record import Record
 from vit_scale.train.schedule import LearningRate
 from vit_scale.train.screen import Screen
 from vit_scale.train.shards import make_shards
@@ -53,7 +55,7 @@ from vit_scale.train.strategy import (
     set_micro_batch,
     world_size,
 )
-from vit_scale.train.tracking import Record
+from vit_scale.train.trackers import check_trackers
 from vit_scale.train.zero import check_engine
 
 if TYPE_CHECKING:
@@ -72,7 +74,10 @@ class Run:
     state: TrainState
     lr: LearningRate
     normalize: Normalize
+    normalization: tuple[Values, Values]
+    """Mean and standard deviation."""
     mixing: Mixing
+    progressive: Progressive
     train_loader: TrainLoader
     eval_loader: EvalLoader
     checkpoints: CheckpointFolder
@@ -90,6 +95,12 @@ class Run:
     def inputs(self, images: torch.Tensor) -> torch.Tensor:
         """uint8 images as the model wants them: on the device, normalised, in its precision."""
         return self.normalize(images.to(self.device, non_blocking=True)).to(self.state.input_dtype)
+
+    def flops_of(self, step: int) -> float:
+        """FLOPs that the update of a step spends in all processes."""
+        size = self.progressive.size_at(step)
+        flops = self.description.train_flops_per_image
+        return self.plan.global_batch * (flops if size is None else self.description.flops_by_size[size])
 
     def updates(self) -> Iterator[list[Batch]]:
         """The micro batches of this process, a list for each update still to be done."""
@@ -114,6 +125,7 @@ def build_run(config: Config, recipe: str) -> Run:
     data = open_data(config.data, seed=config.run.seed)
     plan = make_plan(config, train_images=_train_images(config, data), processes=world_size(), device=device_type)
     model, weights_note = _build_model(config, data)
+    progressive = make_progressive(config.augment.progressive, plan.steps, model)
     settings_note = launcher_note(config, plan, strategy, precision)
     accelerator = make_accelerator(config, plan, strategy, precision, params=sum(p.numel() for p in model.parameters()))
     folder, found, notes = on_main(lambda: _open_folder(config, recipe, plan))
@@ -129,7 +141,8 @@ def build_run(config: Config, recipe: str) -> Run:
     limit_threads(description.train_flops_per_image * plan.micro_batch)
     for note in filter(None, [strategy_note, settings_note, weights_note, batch_note, *notes]):
         screen.say(note)
-    screen.table(f"Training {recipe}", description.rows)
+    device_peak = peak(accelerator.device)
+    screen.table(f"Training {recipe}", description.rows | {"MFU": device_peak.in_words()})
     mean, std = resolve_normalization(config.data, config.model.name, model.in_chans)
     train_loader, eval_loader = _build_loaders(config, plan, data, state, accelerator, mean, std)
     return Run(
@@ -141,7 +154,9 @@ def build_run(config: Config, recipe: str) -> Run:
         state=state,
         lr=learning_rate(config, plan),
         normalize=Normalize(mean, std, reuse=True).to(accelerator.device),
+        normalization=(mean, std),
         mixing=_build_mixing(config, plan, model),
+        progressive=progressive,
         train_loader=train_loader,
         eval_loader=eval_loader,
         checkpoints=CheckpointFolder(
@@ -154,9 +169,13 @@ def build_run(config: Config, recipe: str) -> Run:
             seconds_to_wait=config.parallel.timeout_seconds,
         ),
         screen=screen,
-        record=_open_record(config, folder, state, description, screen) if accelerator.is_main_process else None,
+        record=(
+            _open_record(config, folder, state.step, description.numbers | device_peak.numbers(), screen)
+            if accelerator.is_main_process
+            else None
+        ),
         description=description,
-        peak=peak(accelerator.device),
+        peak=device_peak,
         started=started,
     )
 
@@ -164,6 +183,7 @@ def build_run(config: Config, recipe: str) -> Run:
 def _check_options(config: Config, strategy: str, device: torch.device) -> Precision:
     """What can be known to be wrong before anything is read; returns the precision."""
     check_optimizer(config.optim.name, strategy)
+    check_trackers(config.track.trackers)
     parse_spec(config.augment)
     precision = resolve_precision(config.parallel.precision, device)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
@@ -309,6 +329,6 @@ def _processes_here(plan: Plan) -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", plan.processes))
 
 
-def _open_record(config: Config, folder: Path, state: TrainState, description: Description, screen: Screen) -> Record:
+def _open_record(config: Config, folder: Path, step: int, facts: dict[str, Any], screen: Screen) -> Record:
     run_folder.write_config(folder, config)
-    return Record(folder, config, step=state.step, facts=description.numbers, say=screen.say)
+    return Record(folder, config, step=step, facts=facts, say=screen.say)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,13 @@ def choose_folder(config: Config, recipe: str) -> Path:
     """The folder to train in; nothing is written yet.
 
     `run.dir` if it is given, else `runs/<recipe>`, or the first of `runs/<recipe>-2`, ... whose run is not finished.
+    What a W&B agent starts has its own, `runs/sweeps/<sweep>/<run>`: the same when W&B starts a preempted run again.
     """
     if config.run.dir is not None:
         return Path(config.run.dir)
+    sweep, run = os.environ.get("WANDB_SWEEP_ID"), os.environ.get("WANDB_RUN_ID")
+    if sweep and run:
+        return Path("runs") / "sweeps" / sweep / run
     name, number = Path(recipe).stem, 1
     while True:
         folder = Path("runs") / (name if number == 1 else f"{name}-{number}")

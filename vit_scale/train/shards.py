@@ -9,7 +9,7 @@ DDP) or partitioned (ZeRO). A piece is a view: writing to it changes the run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -59,12 +59,15 @@ class Replicated:
             if (entries := self.optimizer.state.get(p))
         }
 
-    def make_optimizer_state(self, tensor_keys: list[str], scalars: Scalars) -> None:
-        """Make state as if steps had been taken, for a checkpoint to be read into."""
+    def make_optimizer_state(self, tensor_keys: Callable[[str], list[str]], scalars: Scalars) -> None:
+        """Make state as if steps had been taken, for a checkpoint to be read into.
+
+        `tensor_keys` names the state of a parameter that has an element for each of its own.
+        """
         for name, p in self.params.items():
             if name in scalars:
                 entries = {k: _to(v, p.device) for k, v in scalars[name].items()}
-                self.optimizer.state[p] = entries | {k: torch.zeros_like(p) for k in tensor_keys}
+                self.optimizer.state[p] = entries | {k: torch.zeros_like(p) for k in tensor_keys(name)}
 
     def publish(self) -> None:
         """Make all copies of the weights equal to what their owners have."""
@@ -133,13 +136,13 @@ class _Partitioned:
                 scalars[name] = {k: v for k, v in entries.items() if not _same_shape(v, flat)}
         return scalars
 
-    def make_optimizer_state(self, tensor_keys: list[str], scalars: Scalars) -> None:
+    def make_optimizer_state(self, tensor_keys: Callable[[str], list[str]], scalars: Scalars) -> None:
         for name, p in self.params.items():
             place = self._place(p)
             if place and name in scalars and not self.zero.optimizer.state.get(place[0]):
                 flat = place[0]
                 entries = {k: _to(v, flat.device) for k, v in scalars[name].items()}
-                self.zero.optimizer.state[flat] = entries | {k: torch.zeros_like(flat.data) for k in tensor_keys}
+                self.zero.optimizer.state[flat] = entries | {k: torch.zeros_like(flat.data) for k in tensor_keys(name)}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Weights and buffers whole, in fp32, under timm's names; all processes must call it."""

@@ -1,0 +1,68 @@
+"""Images per second on two processes beside one, at equal threads and images for each process.
+
+    python benchmarks/scaling.py [--rounds 3] [--strategy ddp] [--json]
+
+Both are `accelerate launch` on the same recipe, in turn, on synthetic images that cost nothing to load; on a CPU over
+gloo with one thread a process. The rate is that of the second half of the updates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import yaml
+from side_by_side import compare, interleave, parser, show
+
+HERE = Path(__file__).parent
+GOAL = 1.8
+LIMIT = "gradients are summed over the processes after each backward pass; on one CPU both share its memory and cache"
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    options = parser(__doc__, rounds=3)
+    options.add_argument("--model", default="vit_cifar_small")
+    options.add_argument("--micro", type=int, default=32, help="images of a process in a step (default: %(default)s)")
+    options.add_argument("--steps", type=int, default=16)
+    options.add_argument("--strategy", default="ddp", help="for two processes (default: %(default)s)")
+    args = options.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        sides = {str(count): lambda count=count: rate(count, args, Path(scratch)) for count in (1, 2)}
+        values = interleave(sides, args.rounds, warmup=0)
+    case = f"{args.model}, {args.micro} images a process, {args.strategy}: two processes over one"
+    show([compare(case, values, "2", "1", "images/s", goal=GOAL, limit=LIMIT)], args)
+
+
+def rate(processes: int, args: argparse.Namespace, scratch: Path) -> float:
+    """Images per second of so many processes."""
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    batch = args.micro * processes
+    recipe = {
+        "model": {"name": args.model},
+        "data": {"source": "synthetic", "synthetic_images": 4 * batch, "workers": 0},
+        "schedule": {"steps": args.steps},
+        "batch": {"global": batch, "micro": args.micro},
+        "parallel": {"strategy": args.strategy if processes > 1 else "auto"},
+        "run": {"dir": str(folder / "run"), "log_every": args.steps // 2, "eval_every": 10**6, "save_every": 10**6},
+        "track": {"wandb": "disabled"},
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    launcher = [str(Path(sys.executable).with_name("accelerate")), "launch", "--num_processes", str(processes)]
+    launcher += ["--multi_gpu"] if processes > 1 else []
+    threads = {} if args.device == "cuda" else {"OMP_NUM_THREADS": "1"}
+    command = [*launcher, "launch/train.py", str(folder / "recipe.yaml")]
+    done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, env=os.environ | threads)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\nended with status {done.returncode}:\n{done.stderr[-2000:]}")
+    lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+    return next(line["speed/images_per_second"] for line in lines if line["step"] == args.steps)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""What the benchmarks share: two sides measured in turn in one run, medians, spread and the ratio, as text or JSON."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+Rounds = dict[str, list[float]]
+"""What each side gave in each round."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison: medians of both sides, and the median and quartiles of their ratio within a round."""
+
+    case: str
+    ours: float
+    peer: float
+    unit: str
+    ratio: float
+    low: float
+    high: float
+    goal: float | None = None
+    """What the ratio must reach here."""
+    better: Literal["higher", "lower"] = "higher"
+    limit: str = ""
+    """What keeps it from being better, in a sentence."""
+    more: dict[str, float] = field(default_factory=dict)
+    """Other figures by name."""
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the goal is reached; None where there is none."""
+        if self.goal is None:
+            return None
+        return self.ratio >= self.goal if self.better == "higher" else self.ratio <= self.goal
+
+
+def interleave(sides: Mapping[str, Callable[[], float]], rounds: int, warmup: int = 1) -> Rounds:
+    """Call each side in each round, every other round in the opposite order; warm-up rounds do not count."""
+    values: Rounds = {name: [] for name in sides}
+    for number in range(-warmup, rounds):
+        for name in sorted(sides, reverse=bool(number % 2)):
+            value = sides[name]()
+            if number >= 0:
+                values[name].append(value)
+    return values
+
+
+def seconds(work: Callable[[], object], device: str = "cpu") -> float:
+    """How long `work` takes, on a GPU by its own clock."""
+    if device == "cpu":
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    before.record()
+    work()
+    after.record()
+    torch.cuda.synchronize()
+    return before.elapsed_time(after) / 1e3
+
+
+def compare(case: str, values: Rounds, ours: str, peer: str, unit: str, **rest: object) -> Row:
+    """A row from the rounds of two sides; the ratio is ours to the peer's."""
+    ratios = [x / y for x, y in zip(values[ours], values[peer], strict=True)]
+    low, middle, high = quartiles(ratios)
+    sides = (statistics.median(values[ours]), statistics.median(values[peer]))
+    return Row(case, *sides, unit, middle, low, high, **rest)  # type: ignore[arg-type]
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """First quartile, median, third quartile."""
+    if len(values) < 2:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def matmul_gflops(device: str = "cpu", size: int = 1024, repeats: int = 10) -> float:
+    """GFLOP/s of an fp32 matrix product: what the share of the peak is taken of."""
+    a, b = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
+    best = min(seconds(lambda: torch.mm(a, b), device) for _ in range(repeats))
+    return 2 * size**3 / best / 1e9
+
+
+def machine(device: str = "cpu") -> str:
+    """Processor, cores, threads and versions."""
+    name = torch.cuda.get_device_name() if device == "cuda" else _processor()
+    versions = [f"{package} {importlib.metadata.version(package)}" for package in ("torch", "timm")]
+    threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    return ", ".join([name, threads, *versions, f"Python {platform.python_version()}"])
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+def parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
+    """The options that all benchmarks have."""
+    options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    options.add_argument("--device", choices=["cpu", "cuda"], default=default)
+    options.add_argument("--rounds", type=int, default=rounds, help="(default: %(default)s)")
+    options.add_argument("--json", action="store_true", help="for machines")
+    return options
+
+
+def show(rows: Sequence[Row], args: argparse.Namespace, notes: Sequence[str] = ()) -> None:
+    """Print the rows as a table, or as JSON."""
+    if args.json:
+        found = [asdict(row) | {"reached": row.reached} for row in rows]
+        print(json.dumps({"machine": machine(args.device), "rows": found, "notes": list(notes)}, indent=2))
+        return
+    print(machine(args.device))
+    width = max(len(row.case) for row in rows)
+    print(f"{'':{width}}  {'ours':>10}  {'peer':>10}  {'':12}  {'ratio':>6}  {'quartiles':>13}  goal")
+    for row in rows:
+        print(f"{row.case:{width}}  {_number(row.ours)}  {_number(row.peer)}  {row.unit:12}  {_ratio(row)}")
+        for name, value in row.more.items():
+            print(f"{'':{width}}  {_number(value)}  {name}")
+    for note in notes:
+        print(note)
+
+
+def _number(value: float) -> str:
+    return f"{value:10,.0f}" if value >= 100 else f"{value:10.3g}"
+
+
+def _ratio(row: Row) -> str:
+    sign = ">=" if row.better == "higher" else "<="
+    goal = "" if row.goal is None else f"{sign} {row.goal:g}: {'reached' if row.reached else 'not reached'}"
+    return f"{row.ratio:6.2f}  {row.low:6.2f}-{row.high:6.2f}  {goal}"

@@ -1,0 +1,38 @@
+"""The images of a data.source as timm's reader of Hugging Face datasets opens them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from vit_scale.config import DataConfig
+from vit_scale.data.columns import find_image_column, find_label_column
+from vit_scale.data.sources import Source, open_data
+
+FOREVER = 1_000_000
+
+
+class TimmImages(Dataset[tuple[Any, int]]):
+    """Decoded by Pillow through `datasets`, in an epoch that never ends.
+
+    timm fills and drains its queue at each epoch; a few hundred images would make that the thing measured.
+    """
+
+    def __init__(self, folder: str):
+        import datasets
+
+        data = open_data(DataConfig(source=folder, val_fraction=1e-9), seed=0)
+        assert isinstance(data.train, Source), "the benchmark needs images by index"
+        self.num_classes = data.num_classes
+        features = data.train.dataset.features
+        self.image, self.label = find_image_column(features, DataConfig()), find_label_column(features, DataConfig())
+        self.dataset = data.train.dataset.cast_column(self.image, datasets.Image(decode=True))
+        self.transform: Any = None
+
+    def __len__(self) -> int:
+        return max(FOREVER, len(self.dataset))
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        row = self.dataset[index % len(self.dataset)]
+        return self.transform(row[self.image].convert("RGB")), row[self.label]

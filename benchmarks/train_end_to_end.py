@@ -1,0 +1,121 @@
+"""Whole training, images to updates: launch/train.py beside a loop built as timm's train.py is.
+
+    python benchmarks/train_end_to_end.py [--data FOLDER] [--small FOLDER] [--rounds 3] [--json]
+
+Both sides are programs of their own, started in turn, with the same images, model, batch, threads, augmentation
+(random resized crop, `rand-m9-mstd0.5-inc1`, erasing), MixUp, CutMix, label smoothing, AdamW, EMA and drop path; ours
+also guards against non-finite values, logs, and writes an offline W&B run. The first half of the updates warms up; the
+rate is that of the second. Starting is startup.py's. Without folders, images are cut from scikit-learn's photographs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from photographs import make_photographs
+from side_by_side import Row, compare, interleave, parser, show
+
+HERE = Path(__file__).parent
+GOAL = 1.35
+LIMIT = "the model's step takes most of the time; loading competes with it for the same cores"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained on what."""
+
+    name: str
+    model: str
+    size: int
+    batch: int
+    data: str
+    workers: int = 2
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    options = parser(__doc__, rounds=3)
+    options.add_argument("--data", help="photographs, at 224 px")
+    options.add_argument("--small", help="small images, at 32 px, such as CIFAR-10")
+    options.add_argument("--steps", type=int, default=12, help="updates of each side in each round")
+    args = options.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        small = args.small or make_photographs(Path(scratch, "small"), 4000, 32, 32)
+        large = args.data or make_photographs(Path(scratch, "photographs"))
+        cases = [
+            Case("small images", "vit_cifar_small", 32, 64, small),
+            Case("photographs", "vit_small_patch16_224", 224, 16, large),
+        ]
+        show([measure(case, args, Path(scratch)) for case in cases], args)
+
+
+def measure(case: Case, args: argparse.Namespace, scratch: Path) -> Row:
+    """Images per second of both sides."""
+    sides: dict[str, Callable[[], float]] = {
+        "ours": lambda: run_ours(case, args.steps, scratch),
+        "timm": lambda: run_timm(case, args.steps),
+    }
+    values = interleave(sides, args.rounds, warmup=0)
+    name = f"{case.name}: {case.model}, batch {case.batch}"
+    return compare(name, values, "ours", "timm", "images/s", goal=GOAL, limit=LIMIT)
+
+
+def our_recipe(case: Case, steps: int, folder: Path) -> dict[str, Any]:
+    """DeiT's recipe in our options, with as much logging as a long run has."""
+    return {
+        "model": {"name": case.model, "drop_path": 0.1},
+        "data": {"source": case.data, "val_fraction": 0.002, "workers": case.workers},
+        "augment": {
+            "rand_augment": "rand-m9-mstd0.5-inc1",
+            "interpolation": "random",
+            "erase": 0.25,
+            "mixup": 0.8,
+            "cutmix": 1.0,
+            "label_smoothing": 0.1,
+        },
+        "optim": {"lr": 1e-3, "weight_decay": 0.05, "clip_norm": 0.0},
+        "schedule": {"steps": steps},
+        "batch": {"global": case.batch, "micro": case.batch},
+        "ema": {"decay": 0.999},
+        "run": {"dir": str(folder), "log_every": steps // 2, "eval_every": 10**6, "save_every": 10**6},
+        "track": {"wandb": "offline"},
+    }
+
+
+def run_ours(case: Case, steps: int, scratch: Path) -> float:
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(our_recipe(case, steps, folder / "run")))
+    run([sys.executable, "launch/train.py", str(recipe)])
+    lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+    return next(line["speed/images_per_second"] for line in lines if line["step"] == steps)
+
+
+def run_timm(case: Case, steps: int) -> float:
+    command = [sys.executable, str(HERE / "timm_train.py"), "--data", case.data, "--model", case.model]
+    sizes = {"--size": case.size, "--batch": case.batch, "--steps": steps, "--workers": case.workers}
+    out = run([*command, *(str(word) for pair in sizes.items() for word in pair)])
+    at = {line["step"]: line["seconds"] for line in map(json.loads, out.splitlines())}
+    half = steps // 2
+    return (steps - half) * case.batch / (at[steps] - at[half])
+
+
+def run(command: list[str]) -> str:
+    """The output of a program; what it said where it fails."""
+    done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\nended with status {done.returncode}:\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()

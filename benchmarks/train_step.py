@@ -1,0 +1,114 @@
+"""A training step of our model beside timm's: the same weights, images, loss and optimiser.
+
+    python benchmarks/train_step.py [--rounds 7] [--models vit_cifar_small:64 ...] [--drop-path 0 0.1 0.4] [--json]
+
+A step is forward, cross entropy, backward and fused AdamW on a batch that stays in memory. Without stochastic depth
+both sides must give the same loss before anything is timed. The share of the peak counts the FLOPs of a step without
+stochastic depth, against a matrix product measured in the same run; skipping branches may lift it above what the
+matrix products themselves reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from side_by_side import Row, compare, interleave, matmul_gflops, parser, seconds, show
+from torch import nn
+
+import vit_scale
+from vit_scale.models.timm_models import counterpart_options
+from vit_scale.models.variants import VARIANTS
+from vit_scale.report.count import count_model
+
+GOALS = {0.0: 1.00, 0.1: 1.12, 0.4: 1.45}
+LIMIT = "matrix products, which are the same on both sides; stochastic depth saves those of the skipped branches"
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    options = parser(__doc__, rounds=7)
+    options.add_argument("--models", nargs="+", default=["vit_cifar_small:64", "vit_small_patch16_224:16"])
+    options.add_argument("--drop-path", nargs="+", type=float, default=list(GOALS))
+    args = options.parse_args()
+    peak = matmul_gflops(args.device)
+    rows = []
+    for model in args.models:
+        name, batch = model.split(":")
+        rows += [measure(name, int(batch), rate, peak, args) for rate in args.drop_path]
+    show(rows, args, [f"a matrix product: {peak:.0f} GFLOP/s"])
+
+
+def measure(name: str, batch: int, rate: float, peak: float, args: Any) -> Row:
+    """Images per second of both sides."""
+    ours, theirs = build(name, rate, args.device)
+    images = torch.randn(batch, 3, *ours.img_size, device=args.device)
+    labels = torch.randint(0, ours.num_classes, (batch,), device=args.device)
+    check_same(ours, theirs, images, labels)
+    steps = {"ours": step_of(ours, images, labels), "timm": step_of(theirs, images, labels)}
+    sides = {side: rate_of(step, batch, args.device) for side, step in steps.items()}
+    values = interleave(sides, args.rounds, warmup=2)
+    gflops = 6 * count_model(ours).macs / 1e9
+    row = compare(
+        f"{name}, batch {batch}, drop path {rate:g}",
+        values,
+        "ours",
+        "timm",
+        "images/s",
+        goal=GOALS.get(rate),
+        limit=LIMIT,
+    )
+    shares = {"of the peak, ours": row.ours * gflops / peak, "of the peak, timm": row.peer * gflops / peak}
+    row.more.update(shares)
+    return row
+
+
+def build(name: str, rate: float, device: str) -> tuple[Any, nn.Module]:
+    """Both models with the same weights."""
+    torch.manual_seed(0)
+    ours: Any = vit_scale.create_model(name, num_classes=10, drop_path=rate).to(device)
+    theirs = build_theirs(name, rate, num_classes=10)
+    theirs.load_state_dict(ours.state_dict())
+    return ours, theirs.to(device)
+
+
+def build_theirs(name: str, rate: float, num_classes: int) -> nn.Module:
+    """timm's model of that name, or its class with the sizes of a variant that only we have a name for."""
+    import timm
+
+    if name in timm.list_models():
+        return timm.create_model(name, num_classes=num_classes, drop_path_rate=rate)
+    options = counterpart_options(replace(VARIANTS[name], num_classes=num_classes))
+    return timm.models.VisionTransformer(**options, drop_path_rate=rate)
+
+
+def check_same(ours: nn.Module, theirs: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
+    """Stop if the two do not compute the same loss."""
+    with torch.no_grad():
+        losses = [F.cross_entropy(model.eval()(images), labels).item() for model in (ours, theirs)]
+    assert abs(losses[0] - losses[1]) < 1e-4, f"not the same model: losses {losses}"
+    ours.train()
+    theirs.train()
+
+
+def step_of(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
+    """A step of training."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.05, fused=True)
+
+    def step() -> None:
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def rate_of(step: Callable[[], None], batch: int, device: str) -> Callable[[], float]:
+    return lambda: batch / seconds(step, device)
+
+
+if __name__ == "__main__":
+    main()

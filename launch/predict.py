@@ -1,0 +1,7 @@
+"""Classify pictures with a run: `python launch/predict.py RUN IMAGE|FOLDER|GLOB ...`."""
+
+from vit_scale.cli import run_main
+from vit_scale.commands.predict import main
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,7 @@
+"""Write the page of a run, or of several side by side: `python launch/show_run.py RUN [RUN ...] [--out FILE]`."""
+
+from vit_scale.cli import run_main
+from vit_scale.commands.show_run import main
+
+if __name__ == "__main__":
+    run_main(main)

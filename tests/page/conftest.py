@@ -1,0 +1,168 @@
+"""Run folders made by hand, one made by training, and a browser to look at pages with."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from vit_scale.page.page import write_page
+from vit_scale.page.runs import read_runs
+from vit_scale.recipe import build_config, to_yaml
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+MakeRun = Callable[..., Path]
+
+
+def logged_lines(steps: int, height: float) -> list[dict[str, Any]]:
+    """What a run would log: a noisy falling loss, and evaluations of raw and averaged weights."""
+    lines: list[dict[str, Any]] = []
+    for step in range(1, steps + 1):
+        noise = 0.2 * math.sin(step * 12.9898)
+        common = {"step": step, "epoch": step / 20}
+        lines.append(
+            common
+            | {
+                "train/loss": height * math.exp(-step / steps) + noise,
+                "train/lr": 1e-3 * (1 - step / steps),
+                "train/grad_norm": 3.0 + noise,
+                "speed/images_per_second": 64.0,
+                "speed/mfu": 0.2,
+            }
+        )
+        if step % 10 == 0:
+            top1 = step / steps * 0.9
+            lines.append(common | {"val/loss": height, "val/top1": top1, "val_ema/loss": height, "val_ema/top1": top1})
+    return lines
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    """Write the folder of a run with these lines of metrics, summary and options."""
+
+    def make(
+        name: str = "run",
+        *,
+        steps: int = 40,
+        height: float = 2.0,
+        lines: list[dict] | None = None,
+        summary: dict | None = None,
+        **options: dict,
+    ) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        tree = {"schedule": {"steps": 40}, "batch": {"global": 32}} | options
+        (folder / "config.yaml").write_text(to_yaml(build_config(tree)))
+        (folder / "summary.json").write_text(json.dumps({"finished": True} | (summary or {})))
+        lines = logged_lines(steps, height) if lines is None else lines
+        if lines:
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def add_pictures() -> Callable[[Path, list[str]], None]:
+    """Write the files that evaluation leaves besides numbers; each class is once taken for the next."""
+
+    def add(folder: Path, classes: list[str]) -> None:
+        (folder / "pictures").mkdir()
+        for name in ("batch", "mistakes", "attention"):
+            Image.new("RGB", (40, 30), "teal").save(folder / "pictures" / f"{name}.png")
+        size = range(len(classes))
+        counts = [[9 if i == j else int(j == i + 1) for j in size] for i in size]
+        record = {"step": 40, "weights": "ema", "classes": classes, "counts": counts}
+        (folder / "confusion.json").write_text(json.dumps(record))
+
+    return add
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
+    """The folder of a training that really happened."""
+    folder = tmp_path_factory.mktemp("trained") / "debug"
+    options = [f"run.dir={folder}", "track.wandb=disabled", "data.workers=0"]
+    command = [sys.executable, "launch/train.py", "recipes/debug.yaml", *options]
+    subprocess.run(command, cwd=root, check=True, capture_output=True, timeout=120)
+    return folder
+
+
+class Browser:
+    """Headless Chromium with a page of runs in it."""
+
+    def __init__(self, driver: Any, folder: Path) -> None:
+        self.driver = driver
+        self._folder = folder
+
+    def open(self, *folders: Path) -> Browser:
+        """Write the page of these runs and look at it."""
+        page = self._folder / "page.html"
+        write_page(read_runs(folders), page)
+        self.driver.get_log("browser")
+        self.driver.get_log("performance")
+        self.driver.get(page.as_uri())
+        return self
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def traces(self, figure: str) -> list[dict[str, Any]]:
+        """What is drawn now, read back from the plot."""
+        fields = "({name: t.name, x: [...t.x], y: [...t.y], visible: t.visible, opacity: t.opacity, meta: t.meta})"
+        script = f"return document.querySelector(`[data-figure='${{arguments[0]}}']`).data.map(t => {fields})"
+        return self.run(script, figure)
+
+    def smooth(self, amount: float) -> None:
+        """Move the slider."""
+        self._change("smoothing", "input", str(amount))
+
+    def axis(self, name: str) -> None:
+        """Choose what the horizontal axis is."""
+        self._change("axis", "change", name)
+
+    def _change(self, element: str, event: str, value: str) -> None:
+        script = "const e = document.getElementById(arguments[0]); e.value = arguments[1];"
+        self.run(script + "e.dispatchEvent(new Event(arguments[2]));", element, value, event)
+
+    def text(self) -> str:
+        return self.run("return document.body.innerText")
+
+    def errors(self) -> list[str]:
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def requests(self) -> list[str]:
+        """Addresses that were asked for since `open`, but for the page itself."""
+        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+        assert any(url.endswith("/page.html") for url in urls), "the browser tells of requests"
+        return [url for url in urls if not url.startswith("data:") and not url.endswith("/page.html")]
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Any]:
+    if not CHROMIUM or not DRIVER:
+        pytest.skip("no chromium and chromedriver are installed")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1400,1000"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def browser(driver: Any, tmp_path: Path) -> Browser:
+    return Browser(driver, tmp_path)

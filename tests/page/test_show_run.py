@@ -1,0 +1,123 @@
+"""`launch/show_run.py` and `make train` as a user meets them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Launch = Callable[..., subprocess.CompletedProcess]
+SCRIPT = "launch/show_run.py"
+
+
+def test_page_of_one_run_lies_in_its_folder(launch: Launch, make_run) -> None:
+    folder = make_run()
+    done = launch(SCRIPT, folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"wrote {folder}/page.html: open it in a browser\n"
+    assert (folder / "page.html").read_text().startswith("<!doctype html>")
+
+
+def test_plotly_is_in_the_page_once_and_nothing_is_linked(launch: Launch, make_run, tmp_path: Path) -> None:
+    done = launch(SCRIPT, make_run("a"), make_run("b"), "--out", tmp_path / "both.html")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "both.html").read_text()
+    assert len(re.findall(r"plotly\.js v\d", page)) == 1
+    assert not re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=[\"'](?!data:)", page.split("<script>")[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "RUN"),
+        (["optim.lr=1"], "which run?"),
+        (["recipes"], "recipes: is not the folder of a run"),
+        (["no/such/run"], "no/such/run: there is no such run"),
+        (["recipes/none.yaml"], "recipes/none.yaml: there is no such recipe"),
+        (["{run}", "--out", "no/folder/page.html"], "--out no/folder/page.html: there is no folder no/folder"),
+        (["{run}", "--out", "recipes"], "--out recipes: is a folder"),
+        (["{run}", "--nonsense"], "--nonsense"),
+    ],
+)
+def test_mistake_exits_2_and_writes_nothing(launch: Launch, make_run, arguments: list[str], said: str) -> None:
+    run = make_run()
+    done = launch(SCRIPT, *(str(run) if argument == "{run}" else argument for argument in arguments))
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 3
+    assert not list(run.glob("*.html"))
+
+
+def test_page_that_cannot_be_written_is_a_message_and_leaves_the_old_one(make_run, monkeypatch) -> None:
+    from vit_scale.errors import UserError
+    from vit_scale.page.page import write_page
+    from vit_scale.page.runs import read_runs
+
+    folder = make_run()
+    (folder / "page.html").write_text("old")
+    full = OSError(28, "No space left on device")
+
+    def fail(self: Path, text: str, encoding: str) -> None:
+        raise full
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    with pytest.raises(UserError, match=r"page.html: cannot be written: No space left on device"):
+        write_page(read_runs([folder]), folder / "page.html")
+    assert (folder / "page.html").read_text() == "old"
+
+
+def test_help_is_light(launch: Launch) -> None:
+    done = launch("-Ximporttime", SCRIPT, "--help")
+    assert done.returncode == 0
+    assert "examples:" in done.stdout
+    assert not re.search(r"\|\s+(torch|plotly|jinja2)\b", done.stderr)
+
+
+def test_reading_and_writing_needs_no_torch(launch: Launch, make_run) -> None:
+    done = launch("-Ximporttime", SCRIPT, make_run())
+    assert done.returncode == 0
+    assert not re.search(r"\|\s+torch\b", done.stderr)
+
+
+@pytest.fixture
+def make_train(root: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
+    """The Makefile's `train` with a Python that only says what it was asked, and fails in training with a status."""
+    if not shutil.which("make"):
+        pytest.skip("no make is installed")
+    for name in ("Makefile", "setup.py", "constraints.txt"):
+        shutil.copy(root / name, tmp_path)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text('#!/bin/sh\necho "$@"\ncase $1 in *train.py) exit $STATUS;; esac\n')
+    python.chmod(0o755)
+    (tmp_path / "ready.mk").write_text("include Makefile\nready:\n\t@touch $(READY)\n")
+    subprocess.run(["make", "-f", "ready.mk", "ready"], cwd=tmp_path, check=True, capture_output=True)
+
+    def run(*arguments: str, status: int = 0) -> subprocess.CompletedProcess:
+        env = {"STATUS": str(status), "PATH": "/usr/bin:/bin"}
+        return subprocess.run(["make", "train", *arguments], cwd=tmp_path, env=env, capture_output=True, text=True)
+
+    return run
+
+
+def test_make_train_ends_with_the_page(make_train: Callable) -> None:
+    done = make_train()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "launch/train.py recipes/digits.yaml\nlaunch/show_run.py recipes/digits.yaml\n"
+
+
+def test_make_train_hands_recipe_and_options_to_both(make_train: Callable) -> None:
+    done = make_train("RECIPE=my.yaml run.dir=there")
+    assert done.stdout == "launch/train.py my.yaml run.dir=there\nlaunch/show_run.py my.yaml run.dir=there\n"
+
+
+def test_make_train_fails_with_training_and_shows_no_page(make_train: Callable) -> None:
+    done = make_train(status=130)
+    assert done.returncode != 0
+    assert "130" in done.stderr
+    assert "show_run" not in done.stdout

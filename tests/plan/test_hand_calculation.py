@@ -1,0 +1,118 @@
+"""Every figure of a plan against a calculation by hand: ViT-L/16 on 64 H100."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from vit_scale.plan.machine import find_machine
+from vit_scale.plan.run_plan import RunPlan, make_run_plan
+from vit_scale.recipe import load_recipe
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "vit_large.yaml"
+GPUS = 64
+# ViT-L/16 at 224 pixels: 196 patches and a class token, 24 blocks of width 1024 with 16 heads and an MLP of 4096.
+TOKENS, WIDTH, HIDDEN, HEADS, BLOCKS = 197, 1024, 4096, 16, 24
+PARAMS = 304_326_632 + BLOCKS * 2 * WIDTH  # timm's, and LayerScale
+SHARD = math.ceil(PARAMS / GPUS)
+MICRO = 4096 // GPUS
+RATES = [0.2 * block / (BLOCKS - 1) for block in range(BLOCKS)]
+
+
+@pytest.fixture(scope="module")
+def run() -> RunPlan:
+    return make_run_plan(load_recipe(RECIPE), "recipes/vit_large.yaml", find_machine(GPUS, "H100"))
+
+
+def test_model_and_check_against_timm(run: RunPlan) -> None:
+    assert run.report.count.params == PARAMS
+    assert run.report.count.macs == pytest.approx(61.5547e9, rel=1e-5)
+    assert run.timm.equal
+
+
+def test_steps_epochs_and_warmup(run: RunPlan) -> None:
+    assert run.plan.steps == round(200 * 1_281_167 / 4096) == 62_557
+    assert run.plan.warmup_steps == math.ceil(20 * 1_281_167 / 4096)
+    assert run.plan.epoch(run.plan.steps) == pytest.approx(200, abs=1e-3)
+
+
+def test_batch_is_as_large_as_one_gpu_has_images(run: RunPlan) -> None:
+    plan = run.plan
+    assert (plan.processes, plan.accumulation, plan.micro_batch) == (GPUS, 1, MICRO)
+
+
+def test_learning_rate_starts_near_zero_peaks_and_ends_at_zero(run: RunPlan) -> None:
+    assert run.lr.at(0) == pytest.approx(1.6e-3 / 6256)
+    assert run.lr.at(6256) == 1.6e-3
+    assert run.lr.at(62_556) == pytest.approx(0, abs=1e-9)
+
+
+def bytes_of_a_block(rate: float) -> float:
+    """Kept for one image, in bf16 with the residual stream in fp32, by the images that keep the branch."""
+    numbers = TOKENS * WIDTH
+    norms = 2 * (4 * numbers + 8 * TOKENS)
+    attention = 2 * 5 * numbers + 4 * TOKENS * HEADS
+    mlp = 2 * (numbers + 2 * TOKENS * HIDDEN)
+    layer_scale = 2 * 2 * numbers
+    added = 2 * 4 * numbers if rate else 0
+    return (1 - rate) * (norms + attention + mlp + layer_scale + added)
+
+
+def test_memory_by_part_under_zero2(run: RunPlan) -> None:
+    image = 2 * 3 * 224 * 224
+    last_norm = 4 * TOKENS * WIDTH + 8 * TOKENS
+    activations = image + last_norm + sum(map(bytes_of_a_block, RATES))
+    parts = dict(run.chosen.footprint.parts)
+    assert parts.pop("activations") == pytest.approx(MICRO * activations, rel=1e-6)
+    assert parts == {
+        "weights": 2 * PARAMS,
+        "gradients": 2 * SHARD,
+        "optimiser": (4 + 4 + 8) * SHARD,
+        "ema": 4 * SHARD,
+        "buffers": 2 * PARAMS,
+        "context": 2**30,
+    }
+    assert run.chosen.footprint.peak == sum(run.chosen.footprint.parts.values())
+
+
+def test_ddp_counts_the_larger_of_gradients_and_activations(run: RunPlan) -> None:
+    footprint = run.options["ddp"].footprint
+    states = (6 + 4 + 8 + 4) * PARAMS + 4 * SHARD
+    assert sum(footprint.parts.values()) == states + footprint.parts["activations"] + 2**30
+    assert footprint.overlap == 4 * PARAMS, "activations are more"
+
+
+def test_all_strategies_fit_and_none_is_refused(run: RunPlan) -> None:
+    assert all(option.fits and option.refused is None for option in run.options.values())
+    assert run.machine.memory == 80e9
+
+
+@pytest.mark.parametrize(
+    ("strategy", "times", "number"), [("ddp", 2, 4), ("zero1", 2, 2), ("zero2", 2, 2), ("zero3", 3, 2)]
+)
+def test_bytes_sent_in_an_update(run: RunPlan, strategy: str, times: int, number: int) -> None:
+    assert run.options[strategy].communication.sent == pytest.approx(times * 63 / 64 * number * PARAMS, abs=1)
+
+
+def test_flops_time_and_gpu_hours(run: RunPlan) -> None:
+    patches = 196 * 3 * 16 * 16 * WIDTH
+    block = TOKENS * (4 * WIDTH**2 + 2 * WIDTH * HIDDEN) + 2 * TOKENS**2 * WIDTH
+    shares = [math.ceil(MICRO * (1 - rate) - 1e-9) / MICRO for rate in RATES]  # whole images are computed
+    macs = 2 * patches + 3 * WIDTH * 1000 + 3 * block * sum(shares)
+    flops = 2 * macs * 62_557 * 4096
+    assert run.cost.flops_per_image == pytest.approx(2 * macs, rel=1e-9)
+    assert run.cost.flops == pytest.approx(flops, rel=1e-9)
+    assert run.cost.mfu == 0.40
+    assert run.cost.seconds == pytest.approx(flops / (GPUS * 989e12 * 0.40), rel=1e-9)
+    assert run.cost.device_hours == pytest.approx(GPUS * run.cost.seconds / 3600)
+    assert run.cost.images_per_second == pytest.approx(62_557 * 4096 / run.cost.seconds)
+
+
+def test_deepspeed_is_told_the_same(run: RunPlan) -> None:
+    settings = run.deepspeed
+    assert settings["zero_optimization"]["stage"] == 2
+    assert settings["train_batch_size"] == 4096
+    assert settings["train_micro_batch_size_per_gpu"] == MICRO
+    assert settings["bf16"]["enabled"]

@@ -1,0 +1,113 @@
+"""Plans on machines that are not here: what fits, what `auto` comes to, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vit_scale.errors import UserError
+from vit_scale.plan.machine import find_machine
+from vit_scale.plan.run_plan import RunPlan, make_run_plan
+from vit_scale.recipe import build_config
+from vit_scale.report.memory import STRATEGIES
+
+IMAGENET = {"source": "ILSVRC/imagenet-1k"}
+
+
+def plan(name: str, gpus: int, gpu: str, *, images: int | None = None, **sections: dict[str, Any]) -> RunPlan:
+    tree = {"model": {"name": name}, "data": IMAGENET, "schedule": {"epochs": 1}, **sections}
+    return make_run_plan(build_config(tree), "recipe.yaml", find_machine(gpus, gpu), images=images)
+
+
+def test_auto_micro_batch_is_the_largest_divisor_that_fits() -> None:
+    run = plan("vit_base_patch16_224", 1, "T4", batch={"global": 1024})
+    chosen = run.plan.micro_batch
+    assert run.chosen.fits
+    assert chosen & (chosen - 1) == 0
+    assert chosen * run.plan.accumulation == 1024
+    twice = plan("vit_base_patch16_224", 1, "T4", batch={"global": 1024, "micro": 2 * chosen})
+    assert not twice.chosen.fits
+
+
+def test_mixing_asks_for_even_micro_batches() -> None:
+    run = plan("vit_small_patch16_224", 1, "H100", batch={"global": 30}, augment={"mixup": 0.8})
+    assert run.plan.micro_batch % 2 == 0
+
+
+def test_model_that_fits_only_when_sharded_is_told_strategy_by_strategy() -> None:
+    run = plan("vit_giant_patch14_224", 8, "V100", batch={"global": 64}, parallel={"strategy": "zero3"})
+    fits = {strategy: run.options[strategy].largest_micro_batch is not None for strategy in STRATEGIES}
+    assert fits == {"ddp": False, "zero1": True, "zero2": True, "zero3": True}
+    assert run.precision == "fp16"
+
+
+def test_recomputing_activations_makes_room_and_costs_work() -> None:
+    options = {"batch": {"global": 256, "micro": 256}}
+    plain, full = (
+        plan("vit_large_patch16_224", 1, "H100", **options, parallel={"activation_checkpointing": mode})
+        for mode in ("none", "full")
+    )
+    assert full.chosen.footprint.peak < 0.5 * plain.chosen.footprint.peak
+    assert plain.cost.flops_per_image < full.cost.flops_per_image < 1.34 * plain.cost.flops_per_image
+
+
+def test_offloading_moves_the_optimiser_to_the_host() -> None:
+    parallel = {"strategy": "zero2"}
+    here = plan("vit_base_patch16_224", 8, "A100", parallel=parallel)
+    away = plan("vit_base_patch16_224", 8, "A100", parallel=parallel | {"offload": "optimizer"})
+    moved = here.chosen.footprint.parts["optimiser"]
+    assert away.chosen.footprint.host == moved > 0
+    assert away.chosen.footprint.peak == here.chosen.footprint.peak - moved
+
+
+@pytest.mark.parametrize(("strategy", "times"), [("ddp", 2), ("zero1", 2), ("zero2", 5), ("zero3", 12)])
+def test_accumulation_multiplies_what_sharded_gradients_and_weights_send(strategy: str, times: int) -> None:
+    run = plan("vit_small_patch16_224", 2, "A100", batch={"global": 64, "micro": 8})
+    assert run.plan.accumulation == 4
+    number = 4 if strategy == "ddp" else 2
+    assert run.options[strategy].communication.sent == times * number * run.report.count.params // 2
+
+
+def test_one_process_sends_nothing() -> None:
+    run = plan("vit_small_patch16_224", 1, "A100")
+    assert run.strategy == "single"
+    assert all(option.communication.sent == 0 for option in run.options.values())
+
+
+def test_twice_the_gpus_take_half_the_time() -> None:
+    few, many = (plan("vit_base_patch16_224", gpus, "H100", batch={"global": 1024}) for gpus in (512, 1024))
+    assert many.cost.seconds == pytest.approx(few.cost.seconds / 2)
+    assert many.cost.device_hours == pytest.approx(few.cost.device_hours)
+
+
+def test_lamb_is_refused_under_zero_and_said_so_beside_ddp() -> None:
+    run = plan("vit_small_patch16_224", 8, "A100", optim={"name": "lamb"})
+    assert [run.options[s].refused for s in STRATEGIES] == [None, *["not with lamb"] * 3]
+    with pytest.raises(UserError, match="looks at whole layers"):
+        plan("vit_small_patch16_224", 8, "A100", optim={"name": "lamb"}, parallel={"strategy": "zero1"})
+
+
+def test_batch_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(UserError, match="does not divide over 3 processes"):
+        plan("vit_small_patch16_224", 3, "A100")
+
+
+def test_source_of_unknown_size_asks_for_it() -> None:
+    with pytest.raises(UserError, match="--images N"):
+        plan("vit_small_patch16_224", 1, "A100", data={"source": "my/photos"})
+    run = plan("vit_small_patch16_224", 1, "A100", data={"source": "my/photos"}, images=10_240)
+    assert run.plan.steps == 10
+    sliced = {**IMAGENET, "train_split": "train[:10%]"}
+    assert plan("vit_mu", 1, "A100", data=sliced, schedule={"steps": 5}).data.images == 0
+
+
+def test_size_of_digits_is_that_of_the_data_itself() -> None:
+    from vit_scale.data.sources import open_data
+
+    for fraction in (0.1, 0.2, 0.25):
+        data = {"source": "embedded:digits", "val_fraction": fraction}
+        run = plan("vit_mu", 1, "T4", data=data, batch={"global": 32})
+        config = build_config({"data": data, "schedule": {"steps": 1}})
+        opened = open_data(config.data, seed=0)
+        assert run.data == (len(opened.train), opened.num_classes, opened.in_chans)

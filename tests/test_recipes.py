@@ -1,0 +1,122 @@
+"""Every recipe: its card is complete and true, it can be planned, and it trains."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from vit_scale.plan.machine import find_machine
+from vit_scale.plan.run_plan import make_run_plan
+from vit_scale.recipe import load_recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+RECIPES = sorted(
+    path.relative_to(ROOT).as_posix() for path in (ROOT / "recipes").rglob("*.yaml") if path.parent.name != "sweeps"
+)
+CARD = ("Source", "Command", "Hardware", "Time", "Expected", "Batch", "Run by us")
+LINES = range(10, 31)
+
+# A shrunken model on noise; all else is the recipe's own. Left out besides: weights, which would be downloaded, and
+# ZeRO, which asks for a process of its own (tests/train/test_strategies.py).
+TINY = ["model.embed_dim=32", "model.depth=2", "model.num_heads=2", "model.img_size=32", "model.patch_size=8"]
+TINY_TIMM = ["model.name=timm/test_resnet", "model.img_size=32"]
+QUICK = [
+    "model.weights=null",
+    "data.source=synthetic",
+    "data.synthetic_images=64",
+    "data.synthetic_classes=10",
+    "data.synthetic_size=40",
+    "data.workers=0",
+    "schedule.epochs=null",
+    "schedule.steps=2",
+    "schedule.warmup_epochs=null",
+    "schedule.warmup_steps=1",
+    "batch.global=8",
+    "batch.micro=4",
+    "parallel.strategy=ddp",
+    "run.eval_every=2",
+    "run.save_every=2",
+    "run.log_every=1",
+    "track.wandb=disabled",
+]
+
+
+def card(recipe: str) -> dict[str, str]:
+    """Entries of the comment at the head; lines that go on are joined."""
+    entries: dict[str, str] = {}
+    for line in (ROOT / recipe).read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        if match := re.match(r"# (\w[\w ]*):\s+(.*)", line):
+            key, text = match.groups()
+            entries[key] = text
+        elif line.startswith("#    ") and entries:
+            entries[key] += " " + line.removeprefix("#").strip()
+    return entries
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_card_says_all_there_is_to_know(recipe: str) -> None:
+    entries = card(recipe)
+    assert [key for key in CARD if entries.get(key)] == list(CARD)
+    assert recipe in entries["Command"]
+    assert re.match(r"(yes|no|not)\b", entries["Run by us"])
+    assert len((ROOT / recipe).read_text().splitlines()) in LINES
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe_can_be_planned_and_its_card_agrees(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    entries = card(recipe)
+    hardware = re.fullmatch(r"(\d+) x (.+)", entries["Hardware"])
+    machine = find_machine(int(hardware[1]), hardware[2]) if hardware else find_machine(1, "T4")
+    run = make_run_plan(load_recipe(recipe), recipe, machine)
+    assert run.chosen.fits
+    assert run.timm.equal or "no counterpart" in run.timm.summary()
+    assert f"{run.plan.global_batch:,} images an update" in entries["Batch"]
+    if hardware:
+        number, unit = re.match(r"([\d.]+) (hours|minutes) by --dry-run", entries["Time"]).groups()
+        seconds = float(number) * {"hours": 3600, "minutes": 60}[unit]
+        assert seconds == pytest.approx(run.cost.seconds, rel=0.1, abs=30)
+        assert f"--gpus {machine.devices} --gpu {machine.kind}" in entries["Time"]
+        assert f"MFU of {run.cost.mfu:.2f}" in entries["Time"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe_takes_two_steps(
+    recipe: str, tmp_path: Path, fresh_accelerate: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vit_scale.train import run_recipe
+
+    monkeypatch.chdir(ROOT)
+    tiny = TINY_TIMM if load_recipe(recipe).model.name.startswith("timm/") else TINY
+    folder = tmp_path / "run"
+    config = load_recipe(recipe, [*tiny, *QUICK, f"run.dir={folder}"])
+    assert run_recipe(config, recipe) == 0
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["train/loss"] for row in rows if "train/loss" in row]
+    assert len(losses) == 2
+    assert all(math.isfinite(loss) for loss in losses)
+    assert json.loads((folder / "summary.json").read_text())["step"] == 2
+    assert (folder / "model_ema.safetensors").exists() == (config.ema.decay > 0)
+
+
+def test_second_stage_goes_on_from_the_first_at_a_larger_size(
+    tmp_path: Path, fresh_accelerate: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vit_scale.train import run_recipe
+
+    monkeypatch.chdir(ROOT)
+    first, second = tmp_path / "first", tmp_path / "second"
+    small = [*TINY, *QUICK, "model.img_size=24", f"run.dir={first}"]
+    assert run_recipe(load_recipe("recipes/vit_base.yaml", small), "recipes/vit_base.yaml") == 0
+    large = [*TINY, *QUICK, f"model.weights={first}", f"run.dir={second}"]
+    capsys.readouterr()
+    assert run_recipe(load_recipe("recipes/vit_base_tune.yaml", large), "recipes/vit_base_tune.yaml") == 0
+    said = capsys.readouterr().out
+    assert "resized: pos_embed" in said
+    assert "left as initialised" not in said

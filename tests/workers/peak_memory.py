@@ -1,0 +1,66 @@
+"""Measures the memory of training steps on the CPU, on one process or under DDP.
+
+`peak_memory.py CASES`: for each case of a JSON list, the most bytes that torch's allocator had handed out at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
+
+from vit_scale.models import create_model
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """The most that was allocated at once while `work` ran."""
+    gc.collect()  # DDP's cycles of references would else be freed, and counted, in the middle of the next case
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = work()
+    live = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    assert result is not None
+    return peak
+
+
+def train(model: dict[str, Any], batch: int, accumulation: int, checkpointing: str) -> object:
+    """Three updates as the loop does them: gradients are freed after each."""
+    inner = create_model(**model).train()
+    inner.set_activation_checkpointing(checkpointing)
+    wrapped = DistributedDataParallel(inner) if dist.is_initialized() else inner
+    optimizer = torch.optim.AdamW(inner.parameters(), fused=True)
+    images, labels = torch.zeros(batch, 3, *inner.img_size), torch.zeros(batch, dtype=torch.long)
+    for _ in range(3):
+        for i in range(accumulation):
+            waits = dist.is_initialized() and i < accumulation - 1
+            with wrapped.no_sync() if waits else contextlib.nullcontext():
+                torch.nn.functional.cross_entropy(wrapped(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return wrapped, optimizer
+
+
+def main() -> None:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo")
+    peaks = [peak_bytes(lambda case=case: train(**case)) for case in json.loads(sys.argv[1])]
+    if os.environ.get("RANK", "0") == "0":
+        print(json.dumps(peaks))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

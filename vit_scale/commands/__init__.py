@@ -1,0 +1,1 @@
+"""What each command does, from its arguments to its exit status; `vit_scale.console` and launch/ call these."""

@@ -1,0 +1,105 @@
+"""`vit-scale export` and `launch/export.py`: a run's model for timm, ONNX, torch.export or the hub."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from vit_scale.cli import Parser
+from vit_scale.errors import UserError
+
+if TYPE_CHECKING:
+    from vit_scale.export.verify import Exported
+
+USAGE = "%(prog)s RUN --to timm|onnx|torch-export|hub-folder [--out PATH] [--weights ema|raw] [--push REPO]"
+DESCRIPTION = """Write a run's model in the format of others, load it again, compare, and say how it is used.
+
+RUN is the folder of a run (also one still going on) or of a checkpoint, or timm/NAME with its published weights."""
+EXAMPLES = """examples:
+  python launch/export.py runs/digits --to timm
+  python launch/export.py runs/digits --to onnx --out digits.onnx
+  python launch/export.py runs/digits --to torch-export
+  python launch/export.py runs/digits --to hub-folder --out digits --push me/digits
+"""
+
+
+class Format(NamedTuple):
+    """A format: the function that writes it, and the name it gets in RUN/export/."""
+
+    module: str
+    function: str
+    file: str
+    suffix: str
+
+
+FORMATS = {
+    "timm": Format("vit_scale.export.timm_weights", "export_timm", "timm.safetensors", ".safetensors"),
+    "onnx": Format("vit_scale.export.onnx_file", "export_onnx", "model.onnx", ".onnx"),
+    "torch-export": Format("vit_scale.export.torch_export", "export_torch", "model.pt2", ".pt2"),
+    "hub-folder": Format("vit_scale.export.hub_folder", "export_hub_folder", "hub", ""),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Load, write, verify, tell."""
+    args = parse(argv)
+    form = FORMATS[args.to]
+    from vit_scale.train.quiet import quiet_libraries
+
+    quiet_libraries()
+    from vit_scale.inference.named import load_target
+
+    run = load_target(args.run, weights=args.weights)
+    api = _check_login(args.push) if args.push else None
+    out = Path(args.out) if args.out else (run.folder or Path()) / "export" / form.file
+    export: Callable[..., Exported] = getattr(importlib.import_module(form.module), form.function)
+    exported = export(run, out, **({"repo": args.push} if args.push else {}))
+    print(f"wrote {exported.path}: {run.config.model.name}, {run.weights}")
+    print(f"verified: {exported.checked}; largest difference of a logit {exported.difference:.2g}")
+    print(f"\n{exported.usage}")
+    if api is not None:
+        from vit_scale.export.push import push_folder
+
+        print(f"\nuploaded to {push_folder(api, exported.path, args.push, private=args.private)}")
+    return 0
+
+
+def _check_login(repo: str) -> object:
+    from vit_scale.export.push import check_login
+
+    return check_login(repo)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = Parser(
+        usage=USAGE, description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("run", metavar="RUN", help="a run, a checkpoint, or timm/NAME")
+    add("--to", required=True, choices=FORMATS, help="the format", metavar="FORMAT")
+    add("--out", metavar="PATH", help="file or folder to write (default: in RUN/export/)")
+    add("--weights", choices=("ema", "raw"), help="averaged (default, where there are such) or raw")
+    add("--push", metavar="REPO", help="hub-folder: upload it to this repository of the hub, such as me/digits")
+    add("--private", action="store_true", help="with --push: a repository that is new is made private")
+    args = parser.parse_args(argv)
+    if args.push and args.to != "hub-folder":
+        raise UserError(f"--push: goes with --to hub-folder, not with --to {args.to}")
+    if args.private and not args.push:
+        raise UserError("--private: goes with --push REPO")
+    _check_out(args)
+    return args
+
+
+def _check_out(args: argparse.Namespace) -> None:
+    suffix = FORMATS[args.to].suffix
+    if args.out is None:
+        return
+    path = Path(args.out)
+    if suffix and (path.is_dir() or path.suffix != suffix):
+        raise UserError(f"--out {path}: {args.to} is a file that ends in {suffix}, such as {path.with_suffix(suffix)}")
+    if not suffix and path.is_file():
+        raise UserError(f"--out {path}: hub-folder is a folder, and there is a file of that name")

@@ -1,0 +1,20 @@
+"""What a file without options should say of the model in it."""
+
+from __future__ import annotations
+
+import json
+
+from vit_scale.inference.loading import LoadedRun
+
+
+def about_model(run: LoadedRun) -> dict[str, str]:
+    """Model, image size, normalisation and class names, as texts; lists are JSON."""
+    return {
+        "model": run.config.model.name,
+        "image_size": json.dumps(run.model.img_size),
+        "mean": json.dumps(run.transform.mean),
+        "std": json.dumps(run.transform.std),
+        "eval_crop": json.dumps(run.config.augment.eval_crop),
+        "eval_interpolation": run.config.augment.eval_interpolation,
+        "class_names": json.dumps(run.class_names),
+    }

@@ -1,0 +1,30 @@
+"""`torch.export`: the model's graph and weights in one .pt2 file, which needs torch and none of this code."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vit_scale.export.about import about_model
+from vit_scale.export.verify import BATCHES, Exported, largest_difference, staged
+from vit_scale.inference.loading import LoadedRun
+
+
+def export_torch(run: LoadedRun, out: Path) -> Exported:
+    """Write `out`, load it and compare. Its extra files (`mean`, `class_names`, ...) tell what images it expects."""
+    with staged(out) as path, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        example = torch.zeros(2, run.model.in_chans, *run.model.img_size)
+        program: Any = torch.export.export(run.model, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        torch.export.save(program, path, extra_files=about_model(run))
+        loaded = torch.export.load(path).module()
+        difference = largest_difference(run, loaded)
+    batches = " and ".join(map(str, BATCHES))
+    usage = (
+        f"import torch\n\nmodel = torch.export.load({str(out)!r}).module()\n"
+        "logits = model(images)  # float32, normalised"
+    )
+    return Exported(out, f"loaded by torch.export.load at batches of {batches}", difference, usage)

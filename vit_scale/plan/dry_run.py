@@ -1,0 +1,41 @@
+"""What a run would be, without touching data, devices or disk: `launch/train.py RECIPE --dry-run`."""
+
+from __future__ import annotations
+
+import json
+
+from vit_scale.config import Config
+from vit_scale.errors import UserError
+from vit_scale.plan.machine import find_machine
+from vit_scale.plan.run_plan import make_run_plan
+from vit_scale.plan.screen import print_plan
+from vit_scale.train.strategy import is_main_process
+
+
+def dry_run(
+    config: Config,
+    recipe: str,
+    gpus: int | None = None,
+    gpu: str | None = None,
+    *,
+    mfu: float | None = None,
+    images: int | None = None,
+    as_json: bool = False,
+) -> int:
+    """Print the plan of `config` on `gpus` GPUs of the kind `gpu`, by default on this machine as it was launched.
+
+    `mfu` is a share of the peak in place of the assumed one, `images` the number of training images of a source that
+    is not known here.
+    """
+    if mfu is not None and not 0 < mfu <= 1:
+        raise UserError(f"--mfu {mfu:g}: must be greater than 0 and at most 1")
+    if images is not None and images < 1:
+        raise UserError(f"--images {images}: must be at least 1")
+    run = make_run_plan(config, recipe, find_machine(gpus, gpu), mfu=mfu, images=images)
+    if not is_main_process():
+        return 0
+    if as_json:
+        print(json.dumps(run.to_dict(), indent=2))
+    else:
+        print_plan(run)
+    return 0

@@ -1,0 +1,95 @@
+"""What a run is planned for: so many devices of a kind."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from vit_scale.errors import UserError
+from vit_scale.report.activations import Precision
+from vit_scale.train.hardware import GPUS, peak
+from vit_scale.train.strategy import world_size
+
+DEFAULT_GPU = "H100"
+# Of the half-precision peak: TF32 has half the rate; GPUs from before it multiply fp32 at an eighth.
+_TF32_SHARE, _FP32_SHARE = 1 / 2, 1 / 8
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Equal devices, one for each process."""
+
+    kind: str
+    devices: int
+    memory: int
+    """Bytes of each device."""
+    peak_flops: float | None
+    """FLOP/s of each device in half precision (of a CPU in fp32); None: not known."""
+    device: Literal["cuda", "cpu"]
+    half: Precision = "bf16"
+    source: str = "data sheet"
+    """Where the figures come from."""
+
+    def in_words(self) -> str:
+        """`64 x H100`, `this CPU`."""
+        return f"{self.devices:,} x {self.kind}" if self.device == "cuda" else self.kind
+
+    def precision(self, asked: Precision | Literal["auto"]) -> Precision:
+        """What `parallel.precision` comes to here."""
+        if asked != "auto":
+            return asked
+        return self.half if self.device == "cuda" else "fp32"
+
+    def peak_at(self, precision: Precision) -> float | None:
+        """FLOP/s of each device in `precision`."""
+        if self.peak_flops is None or self.device == "cpu" or precision != "fp32":
+            return self.peak_flops
+        return self.peak_flops * (_TF32_SHARE if self.half == "bf16" else _FP32_SHARE)
+
+
+def find_machine(gpus: int | None = None, gpu: str | None = None) -> Machine:
+    """`gpus` GPUs of the kind `gpu`; without a kind this machine's or an H100, without either this machine."""
+    if gpus is not None and gpus < 1:
+        raise UserError(f"--gpus {gpus}: must be at least 1")
+    devices = gpus or world_size()
+    if gpu is not None:
+        return _known(gpu, devices)
+    if torch.cuda.is_available():
+        return _this_gpu(devices)
+    return _known(DEFAULT_GPU, devices, assumed=True) if gpus else _this_cpu(devices)
+
+
+def _known(name: str, devices: int, *, assumed: bool = False) -> Machine:
+    plain = {_plain(known): known for known in GPUS}
+    if _plain(name) not in plain:
+        near = [plain[match] for match in difflib.get_close_matches(_plain(name), plain, n=1)]
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UserError(f"--gpu {name}: not known; {hint}known are {', '.join(GPUS)}")
+    kind = plain[_plain(name)]
+    source = f"data sheet; {kind} is assumed, --gpu names another" if assumed else "data sheet"
+    found = GPUS[kind]
+    return Machine(kind, devices, int(found.memory_gb * 1e9), found.tflops * 1e12, "cuda", found.half, source)
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def _this_gpu(devices: int) -> Machine:
+    properties = torch.cuda.get_device_properties(0)
+    half: Precision = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    found = peak(torch.device("cuda", 0))
+    return Machine(properties.name, devices, properties.total_memory, found.flops, "cuda", half, found.source)
+
+
+def _this_cpu(devices: int) -> Machine:
+    """Processes share the memory and the cores."""
+    import psutil
+
+    found = peak(torch.device("cpu"))
+    flops = None if found.flops is None else found.flops / devices
+    kind = "this CPU" if devices == 1 else f"{devices} processes on this CPU"
+    return Machine(kind, devices, psutil.virtual_memory().total // devices, flops, "cpu", "fp32", found.source)

@@ -1,0 +1,182 @@
+"""Everything that is known of a run before it starts, as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, cast
+
+from vit_scale.config import BatchConfig, Config
+from vit_scale.plan.communication import Communication, communication
+from vit_scale.plan.cost import Cost, run_cost
+from vit_scale.plan.data_size import DataSize, data_size
+from vit_scale.plan.machine import Machine
+from vit_scale.plan.memory import Footprint, memory_model, refusal
+from vit_scale.report.activations import Precision
+from vit_scale.report.memory import STRATEGIES, Strategy
+from vit_scale.report.model_report import ModelReport, report_on
+from vit_scale.report.timm_check import TimmCheck, check_against_timm
+from vit_scale.train.optim import check_optimizer
+from vit_scale.train.plan import Plan, learning_rate, make_plan
+from vit_scale.train.schedule import LearningRate
+from vit_scale.train.strategy import deepspeed_settings, resolve_strategy
+from vit_scale.train.zero import check_offload
+
+
+@dataclass(frozen=True)
+class Option:
+    """One of the strategies, at the micro batch of the plan."""
+
+    footprint: Footprint
+    fits: bool
+    largest_micro_batch: int | None
+    """None: not even the smallest fits."""
+    communication: Communication
+    refused: str | None
+    """Why a run would not take it."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A recipe on a machine."""
+
+    config: Config
+    recipe: str
+    machine: Machine
+    data: DataSize
+    report: ModelReport
+    timm: TimmCheck
+    plan: Plan
+    lr: LearningRate
+    precision: Precision
+    strategy: str
+    note: str | None
+    """A line on the launcher's strategy, where it differs from the recipe's."""
+    options: dict[Strategy, Option]
+    cost: Cost
+    deepspeed: dict[str, Any] | None
+    """DeepSpeed's settings, under ZeRO."""
+
+    @property
+    def chosen(self) -> Option:
+        return self.options[sharding(self.strategy)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, text, lists and mappings, with units in the names."""
+        plan, cost = self.plan, self.cost
+        return {
+            "recipe": self.recipe,
+            "machine": dataclasses.asdict(self.machine),
+            "model": self.config.model.name,
+            "params": self.report.count.params,
+            "macs": self.report.count.macs,
+            "timm_check": {"equal": self.timm.equal, "summary": self.timm.summary()},
+            "data": self.data._asdict(),
+            "batch": {
+                "global": plan.global_batch,
+                "processes": plan.processes,
+                "accumulation": plan.accumulation,
+                "micro": plan.micro_batch,
+            },
+            "steps": plan.steps,
+            "epochs": plan.epoch(plan.steps),
+            "warmup_steps": plan.warmup_steps,
+            "lr": {"first": self.lr.at(0), "peak": self.lr.peak, "last": self.lr.at(plan.steps - 1)},
+            "precision": self.precision,
+            "strategy": self.strategy,
+            "strategies": {name: _option_to_dict(option) for name, option in self.options.items()},
+            "cost": dataclasses.asdict(cost),
+            "deepspeed": self.deepspeed,
+        }
+
+
+def sharding(strategy: str) -> Strategy:
+    """How states are spread: one process is DDP without anybody to talk to."""
+    return "ddp" if strategy == "single" else cast(Strategy, strategy)
+
+
+def make_run_plan(
+    config: Config, recipe: str, machine: Machine, *, mfu: float | None = None, images: int | None = None
+) -> RunPlan:
+    """Work out a recipe on a machine; raises `UserError` where a run would refuse it."""
+    strategy, note = resolve_strategy(config.parallel.strategy)
+    if strategy == "single" and machine.devices > 1:
+        strategy = "ddp"
+    check_optimizer(config.optim.name, strategy)
+    check_offload(config.parallel.offload, strategy)
+    data = data_size(config, images)
+    precision = machine.precision(config.parallel.precision)
+    config = _settled(config, data, precision)
+    plan = make_plan(config, train_images=data.images, processes=machine.devices, device=machine.device)
+    # The report is to be without activations: the micro batch is settled by what it says.
+    report = report_on(dataclasses.replace(config, batch=BatchConfig()), gpus=machine.devices)
+    plan, options = _strategies(config, plan, report, machine, precision, sharding(strategy))
+    count = report.count
+    zero = strategy.startswith("zero")
+    return RunPlan(
+        config=config,
+        recipe=recipe,
+        machine=machine,
+        data=data,
+        report=report,
+        timm=check_against_timm(config.model),
+        plan=plan,
+        lr=learning_rate(config, plan),
+        precision=precision,
+        strategy=strategy,
+        note=note,
+        options=options,
+        cost=run_cost(config, count, plan, machine, precision, mfu),
+        deepspeed=deepspeed_settings(config, plan, strategy, precision, params=count.params) if zero else None,
+    )
+
+
+def _strategies(
+    config: Config, plan: Plan, report: ModelReport, machine: Machine, precision: Precision, chosen: Strategy
+) -> tuple[Plan, dict[Strategy, Option]]:
+    """The plan with the micro batch that `auto` comes to under the chosen strategy, and all strategies at it."""
+    memory = memory_model(report, machine, config)
+    even = bool(config.augment.mixup or config.augment.cutmix)
+    largest = {strategy: memory.largest_micro_batch(strategy, plan, even=even) for strategy in STRATEGIES}
+    if config.batch.micro == "auto" and machine.device == "cuda":
+        local_batch = plan.global_batch // plan.processes
+        smallest = 2 if even and local_batch % 2 == 0 else 1
+        plan = plan.with_micro_batch(largest[chosen] or smallest)
+    batch = (plan.micro_batch, plan.accumulation)
+    options = {
+        strategy: Option(
+            footprint=memory.footprint(strategy, *batch),
+            fits=memory.fits(strategy, *batch),
+            largest_micro_batch=largest[strategy],
+            communication=communication(
+                strategy,
+                params=report.count.params,
+                processes=plan.processes,
+                accumulation=plan.accumulation,
+                precision=precision,
+            ),
+            refused=refusal(config, strategy),
+        )
+        for strategy in STRATEGIES
+    }
+    return plan, options
+
+
+def _settled(config: Config, data: DataSize, precision: Precision) -> Config:
+    """The options with what the data and the device decide filled in."""
+    model = dataclasses.replace(config.model, num_classes=data.classes, in_chans=data.channels)
+    return dataclasses.replace(config, model=model, parallel=dataclasses.replace(config.parallel, precision=precision))
+
+
+def _option_to_dict(option: Option) -> dict[str, Any]:
+    return {
+        "memory_bytes": option.footprint.parts,
+        "memory_bytes_never_at_once": option.footprint.overlap,
+        "memory_bytes_peak": option.footprint.peak,
+        "host_memory_bytes": option.footprint.host,
+        "fits": option.fits,
+        "largest_micro_batch": option.largest_micro_batch,
+        "sent_bytes_per_update": option.communication.sent,
+        "sent_formula": option.communication.formula,
+        "refused": option.refused,
+    }

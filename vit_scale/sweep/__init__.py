@@ -1,0 +1,1 @@
+"""Sweeps without an account: the files that `wandb sweep` takes, run on this machine with optuna."""
