@@ -20,6 +20,7 @@ LARGE = "recipes/vit_large.yaml"
 @pytest.fixture(autouse=True)
 def at_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root)
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it.
 
 
 def test_plan_is_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,8 @@ IMAGENET = {"source": "ILSVRC/imagenet-1k"}
 
 
 def plan(name: str, gpus: int, gpu: str, *, images: int | None = None, **sections: dict[str, Any]) -> RunPlan:
-    tree = {"model": {"name": name}, "data": IMAGENET, "schedule": {"epochs": 1}, **sections}
+    tree = {"data": IMAGENET, "schedule": {"epochs": 1}, **sections}
+    tree["model"] = {"name": name} | sections.get("model", {})
     return make_run_plan(build_config(tree), "recipe.yaml", find_machine(gpus, gpu), images=images)
 
 
@@ -50,6 +51,16 @@ def test_recomputing_activations_makes_room_and_costs_work() -> None:
     )
     assert full.chosen.footprint.peak < 0.5 * plain.chosen.footprint.peak
     assert plain.cost.flops_per_image < full.cost.flops_per_image < 1.34 * plain.cost.flops_per_image
+
+
+def test_smaller_images_at_first_cost_less_of_the_run() -> None:
+    full = plan("vit_small_patch16_224", 1, "H100", batch={"global": 256})
+    small = plan("vit_small_patch16_224", 1, "H100", batch={"global": 256}, model={"img_size": 112})
+    mixed = plan(
+        "vit_small_patch16_224", 1, "H100", batch={"global": 256}, augment={"progressive": [[0.0, 112], [0.5, 224]]}
+    )
+    half = (full.cost.flops_per_image + small.cost.flops_per_image) / 2
+    assert mixed.cost.flops_per_image == pytest.approx(half, rel=1e-3)
 
 
 def test_offloading_moves_the_optimiser_to_the_host() -> None:

@@ -20,6 +20,7 @@ from vit_scale.recipe import load_recipe
 from vit_scale.train.ema import Ema
 from vit_scale.train.loop import Meter, update
 from vit_scale.train.optim import build_optimizer
+from vit_scale.train.progressive import Progressive
 from vit_scale.train.shards import Replicated
 from vit_scale.train.state import TrainState
 
@@ -69,6 +70,8 @@ def test_update_on_a_gpu_never_asks_it_for_a_number(root: Path, monkeypatch: pyt
             device=torch.device("cuda"),
             normalize=normalize,
             mixing=mixing,
+            progressive=Progressive((), 3),
+            flops_of=lambda step: 0.0,
             plan=SimpleNamespace(global_batch=32),
             lr=SimpleNamespace(at=lambda step: 1e-3),
         )

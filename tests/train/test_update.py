@@ -105,7 +105,8 @@ def test_update_on_a_gpu_never_asks_it_for_a_number(name: str) -> None:
         state = state_of(model, name=name)
         state.bad_steps, state.bad_in_a_row = (torch.zeros((), device="cuda") for _ in range(2))
         state.ema = Ema(state.shards, 0.9, warmup=True)
-        meter = Meter(run=None)  # type: ignore[arg-type]
+        run = SimpleNamespace(flops_of=lambda step: 0.0, state=SimpleNamespace(step=1))
+        meter = Meter(run)  # type: ignore[arg-type]
         for step in range(3):
             for p in model.parameters():
                 p.grad = torch.zeros_like(p)

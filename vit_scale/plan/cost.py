@@ -14,13 +14,16 @@ for their kernels to be launched.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from vit_scale.config import Config
 from vit_scale.plan.machine import Machine
 from vit_scale.report.activations import Precision
 from vit_scale.report.count import ModelCount
+from vit_scale.train.describe import spent_on_an_image
 from vit_scale.train.plan import Plan
+from vit_scale.train.progressive import Progressive
 
 SIZES = {"tiny": (10e6, 1e9), "small": (50e6, 10e9), "base": (200e6, 40e9), "large": (float("inf"), float("inf"))}
 """Name of a size -> parameters, and MACs of an image, below either of which a model has it."""
@@ -39,8 +42,9 @@ _OLDER, _AMPERE = 200e12, 500e12
 class Cost:
     """Of the whole run. `seconds` and what follows from it are None where the peak of the device is not known."""
 
-    flops_per_image: int
-    """Forward and backward, as spent: less by what stochastic depth skips, more by what is recomputed."""
+    flops_per_image: float
+    """Forward and backward, as spent: less by what stochastic depth skips, more by what is recomputed; the mean over
+    the run where images are smaller at first."""
     images: int
     flops: float
     mfu: float
@@ -55,14 +59,7 @@ def run_cost(
     config: Config, count: ModelCount, plan: Plan, machine: Machine, precision: Precision, mfu: float | None
 ) -> Cost:
     """FLOPs and time of `plan`; `mfu` in place of the assumed share."""
-    per_image = count.train_flops_per_image(
-        config.model.drop_path,
-        config.model.patch_dropout,
-        config.parallel.activation_checkpointing,
-        drop_path_schedule=config.model.drop_path_schedule,
-        drop_path_mode=config.model.drop_path_mode,
-        batch=plan.micro_batch,
-    )
+    per_image = flops_per_image(config, count, plan)
     images = plan.steps * plan.global_batch
     share, source = (mfu, "given by --mfu") if mfu is not None else assumed_mfu(machine, count.params, count.macs)
     peak = machine.peak_at(precision)
@@ -78,6 +75,17 @@ def run_cost(
         device_hours=None if seconds is None else machine.devices * seconds / 3600,
         images_per_second=None if speed is None else speed / per_image,
     )
+
+
+def flops_per_image(config: Config, count: ModelCount, plan: Plan) -> float:
+    """What training spends on an image, on average over the run."""
+    full = spent_on_an_image(count, config, plan)
+    if not config.augment.progressive:
+        return full
+    progressive = Progressive(config.augment.progressive, plan.steps)
+    sides = Counter(progressive.size_at(step) for step in range(plan.steps))
+    spent = {side: spent_on_an_image(count.at_size(side), config, plan) if side else full for side in sides}
+    return sum(spent[side] * steps for side, steps in sides.items()) / plan.steps
 
 
 def assumed_mfu(machine: Machine, params: int, macs: int) -> tuple[float, str]:

@@ -87,6 +87,13 @@ class ModelCount:
         """Forward and backward pass by convention: 3 x forward."""
         return 3 * self.flops
 
+    def at_size(self, side: int) -> ModelCount:
+        """The same model on square images of another size; unchanged for models that are not ours."""
+        if self.variant is None:
+            return self
+        variant = replace(self.variant, img_size=(side, side))
+        return replace(self, macs_by_part=macs_by_part(variant), norm_elements=norm_elements(variant), variant=variant)
+
     def train_flops_per_image(
         self,
         drop_path: float = 0.0,
@@ -124,13 +131,13 @@ class ModelCount:
 def count_model(model: nn.Module, img_size: tuple[int, int] | None = None, in_chans: int | None = None) -> ModelCount:
     """Count a model, live or on the meta device; it is only read, and nothing runs on its weights.
 
-    Our own models are counted by closed form. Others are followed through one forward pass on the meta device.
-    `img_size` and `in_chans` are by default those the model was made for.
+    Our own models are counted by closed form. Others are followed through one forward pass on the meta device, for
+    which `img_size` and `in_chans` are by default those the model was made for.
     """
     model = unwrap(model)
     params = params_by_part(model)
     if isinstance(model, VisionTransformer):
-        variant = replace(model.variant, img_size=img_size) if img_size else model.variant
+        variant = model.variant
         return ModelCount(params, macs_by_part(variant), norm_elements(variant), CLOSED_FORM, variant)
     size: tuple[int, int] = img_size or model.img_size  # type: ignore[assignment]
     channels: int = in_chans or model.in_chans  # type: ignore[assignment]

@@ -80,9 +80,8 @@ def describe(
         "processes": plan.processes,
         "class_names": list(data.class_names),
     }
-    by_size = {size: count_model(model, (size, size), model.in_chans) for _, size in config.augment.progressive}
-    spent = {size: spent_on_an_image(found, config, plan) for size, found in by_size.items()}
-    return Description(rows, numbers, spent_on_an_image(count, config, plan), spent)
+    smaller = {side: spent_on_an_image(count.at_size(side), config, plan) for _, side in config.augment.progressive}
+    return Description(rows, numbers, spent_on_an_image(count, config, plan), smaller)
 
 
 def spent_on_an_image(count: ModelCount, config: Config, plan: Plan) -> float:
