@@ -21,7 +21,8 @@ from vit_scale.train.screen import duration
 def print_plan(run: RunPlan) -> None:
     """All of it, on a screen or two."""
     console = make_console()
-    console.print(Text(f"Plan of {run.recipe} on {run.machine.in_words()} (nothing is read or written)", "bold"))
+    title = f"Plan of {run.recipe} on {run.machine.in_words()} (nothing is read or written)"
+    console.print(Text(title, "bold"), soft_wrap=True)
     _print_rows(console, _rows(run))
     console.print(Text("\nLearning rate", "bold"))
     for line in plot_learning_rate(run.lr, _blocks()):
@@ -29,7 +30,8 @@ def print_plan(run: RunPlan) -> None:
     console.print("", _memory(run), "", _strategies(run), "")
     _print_rows(console, _cost(run))
     if run.deepspeed:
-        console.print(Text(f"DeepSpeed's settings: {_deepspeed_in_words(run.deepspeed)} (all of them: --json)", "dim"))
+        settings = f"DeepSpeed's settings: {_deepspeed_in_words(run.deepspeed)} (all of them: --json)"
+        console.print(Text(settings, "dim"), soft_wrap=True)
 
 
 def _print_rows(console: Console, rows: dict[str, str]) -> None:

@@ -11,6 +11,7 @@ def run_recipe(config: Config, recipe: str) -> int:
 
     quiet_libraries()
     from vit_scale.train.finish import finish
+    from vit_scale.train.folder_lock import release
     from vit_scale.train.loop import train
     from vit_scale.train.lost import LOST_STATUS, is_lost_process, tell_of_loss
     from vit_scale.train.rejoin import rejoin_after_restart
@@ -39,6 +40,7 @@ def run_recipe(config: Config, recipe: str) -> int:
     finally:
         if run is not None:
             run.close()
+            release(run.folder)
 
 
 def close_processes() -> None:

@@ -27,7 +27,7 @@ from vit_scale.models.attention import check_attention_backend
 from vit_scale.models.interface import ImageModel
 from vit_scale.models.weights import load_weights
 from vit_scale.report.activations import Precision
-from vit_scale.train import resume, run_folder
+from vit_scale.train import folder_lock, resume, run_folder
 from vit_scale.train.checkpoint import CheckpointFolder
 from vit_scale.train.describe import Description, describe
 from vit_scale.train.ema import Ema
@@ -215,6 +215,8 @@ def _build_model(config: Config, data: Data) -> tuple[ImageModel, str | None]:
 def _open_folder(config: Config, recipe: str, plan: Plan) -> tuple[Path, Path | None, list[str]]:
     """The folder, the checkpoint to go on from, and lines for the user. Nothing of a run already there is lost."""
     folder = run_folder.choose_folder(config, recipe)
+    if run_folder.has_run(folder):
+        folder_lock.hold(folder)
     if not run_folder.has_run(folder):
         found, notes = resume.find_checkpoint(config.run.resume, folder)
     elif config.run.resume == "never":

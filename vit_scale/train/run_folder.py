@@ -10,6 +10,7 @@ from typing import Any
 from vit_scale.config import Config
 from vit_scale.errors import UserError
 from vit_scale.recipe import flatten, load_recipe, to_yaml
+from vit_scale.train import folder_lock
 
 # Options that may differ from those the run was started with.
 MAY_CHANGE = {
@@ -32,7 +33,8 @@ MAY_NOT_CHANGE = {"run.seed"}
 def choose_folder(config: Config, recipe: str) -> Path:
     """The folder to train in; nothing is written yet.
 
-    `run.dir` if it is given, else `runs/<recipe>`, or the first of `runs/<recipe>-2`, ... whose run is not finished.
+    `run.dir` if it is given, else `runs/<recipe>`, or the first of `runs/<recipe>-2`, ... whose run is neither finished
+    nor going on.
     What a W&B agent starts has its own, `runs/sweeps/<sweep>/<run>`: the same when W&B starts a preempted run again.
     """
     if config.run.dir is not None:
@@ -43,7 +45,8 @@ def choose_folder(config: Config, recipe: str) -> Path:
     name, number = Path(recipe).stem, 1
     while True:
         folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
-        if not has_run(folder) or (config.run.resume == "auto" and not is_finished(folder)):
+        free = config.run.resume == "auto" and not is_finished(folder) and not folder_lock.is_in_use(folder)
+        if not has_run(folder) or free:
             return folder
         number += 1
 
@@ -88,6 +91,7 @@ def refuse_other_options(folder: Path, config: Config) -> None:
 
 def set_aside(folder: Path) -> Path:
     """Rename `folder` to the first free `<folder>.old-<n>` and return that."""
+    folder_lock.release(folder)
     number = 1
     while (aside := folder.with_name(f"{folder.name}.old-{number}")).exists():
         number += 1
@@ -96,7 +100,9 @@ def set_aside(folder: Path) -> Path:
 
 
 def write_config(folder: Path, config: Config) -> None:
+    """Make the folder this process's own and write config.yaml."""
     folder.mkdir(parents=True, exist_ok=True)
+    folder_lock.hold(folder)
     write_text(folder / "config.yaml", to_yaml(config))
 
 
