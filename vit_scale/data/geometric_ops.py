@@ -50,7 +50,7 @@ def _translate(x: Planes, shift: float, axis: int, bicubic: bool, fill: Planes) 
     length, whole = x.shape[axis], math.floor(shift)
     weights, first = _weights(shift - whole, bicubic)
     wide = _window(x, axis, whole + first, length + len(weights) - 1)
-    moved = _weighted_sum(wide.astype(np.float32), weights, axis)
+    moved = _weighted_sum(wide, weights, axis)
     # The pixels from `inside` on, before `beyond`, come from inside the image.
     inside, beyond = (min(max(math.ceil(edge - 0.5 - shift), 0), length) for edge in (0, length))
     for outside in (slice(0, inside), slice(beyond, length)):
@@ -66,7 +66,7 @@ def _shift_rows(x: Planes, shifts: npt.NDArray[np.floating], bicubic: bool, fill
     # Wide enough for all rows; then each is cut out at its own place.
     wide = _window(x, 2, start + first, size + int(np.ptp(whole)))
     rows = sliding_window_view(wide, size, axis=2)[:, np.arange(len(shifts)), whole - start]
-    moved = _weighted_sum(rows.astype(np.float32), [weight[:, None].astype(np.float32) for weight in weights], 2)
+    moved = _weighted_sum(rows, [weight[:, None].astype(np.float32) for weight in weights], 2)
     inside, beyond = (np.ceil(edge - 0.5 - shifts).astype(np.int16)[:, None] for edge in (0, width))
     places = np.arange(width, dtype=np.int16)
     _fill_outside(moved, (places < inside) | (places >= beyond), fill)
@@ -87,14 +87,27 @@ def _window(x: Planes, axis: int, start: int, size: int) -> Planes:
     return out
 
 
-def _weighted_sum(levels: npt.NDArray[np.float32], weights: Sequence[Any], axis: int) -> Planes:
+def _weighted_sum(levels: Planes, weights: Sequence[Any], axis: int) -> Planes:
     """Sum over neighbours along the axis; fractions of a level are cut off, as Pillow does."""
     length = levels.shape[axis] - len(weights) + 1
-    pixels, factors = torch.from_numpy(levels), [torch.as_tensor(weight, dtype=torch.float32) for weight in weights]
+    if len(weights) == 2:
+        return _blend_two(levels[_along(axis, slice(0, length))], levels[_along(axis, slice(1, None))], weights[1])
+    pixels = torch.from_numpy(levels.astype(np.float32))
+    factors = [torch.as_tensor(weight, dtype=torch.float32) for weight in weights]
     out = pixels.narrow(axis, 0, length) * factors[0]
     for i in range(1, len(weights)):
         out.addcmul_(pixels.narrow(axis, i, length), factors[i])
     return out.clamp_(0, 255).numpy().astype(np.uint8)
+
+
+def _blend_two(x: Planes, y: Planes, share: Any) -> Planes:
+    """Levels between `x` and `y`, which has this share; in 1/256 of a level, for small numbers are faster."""
+    weight = np.rint(np.asarray(share) * 256).astype(np.uint16)
+    out = x.astype(np.uint16)
+    out *= np.uint16(256) - weight
+    out += y * weight
+    out >>= np.uint16(8)
+    return out.astype(np.uint8)
 
 
 def _along(axis: int, part: Any) -> tuple[Any, ...]:
@@ -144,16 +157,16 @@ def rotate(x: Planes, degrees: float, bicubic: bool, fill: Planes) -> Planes:
     if _is_small(x):
         x0, y0 = width / 2, height / 2
         return _by_pillow(x, (cos, -sin, x0 - cos * x0 + sin * y0, sin, cos, y0 - sin * x0 - cos * y0), bicubic, fill)
-    across = (torch.arange(width) + 0.5) * 2 - width
-    down = ((torch.arange(height) + 0.5) * 2 - height)[:, None]
+    # Twice the distance from the centre, in pixels.
+    across = torch.arange(1 - width, width, 2, dtype=torch.float32)
+    down = torch.arange(1 - height, height, 2, dtype=torch.float32)[:, None]
     # Where each pixel comes from; -1 to 1 is the image from edge to edge.
     grid = torch.empty(height, width, 2)
     torch.add(across * (cos / width), down * (-sin / width), out=grid[:, :, 0])
     torch.add(across * (sin / height), down * (cos / height), out=grid[:, :, 1])
-    pixels = torch.from_numpy(x.astype(np.float32))
+    # Outside is 0, so levels are counted from the fill levels.
+    base = torch.from_numpy(fill.astype(np.float32)).view(-1, 1, 1)
+    pixels = torch.from_numpy(x).to(torch.float32).sub_(base)
     mode = "bicubic" if bicubic else "bilinear"
-    out = grid_sample(pixels[None], grid[None], mode, padding_mode="border", align_corners=False)[0]
-    rotated = out.clamp_(0, 255).numpy().astype(np.uint8)
-    from_x, from_y = np.abs(grid[:, :, 0].numpy()), np.abs(grid[:, :, 1].numpy())
-    _fill_outside(rotated, (from_x > 1) | (from_y > 1), fill)
-    return rotated
+    out = grid_sample(pixels[None], grid[None], mode, padding_mode="zeros", align_corners=False)[0]
+    return out.add_(base).clamp_(0, 255).to(torch.uint8).numpy()
