@@ -132,6 +132,7 @@ def our_batches(source: Any, size: int, args: argparse.Namespace) -> Iterator[to
         end_step=FOREVER,
         mean=MEAN,
         std=STD,
+        held=1,
     )
     normalize = Normalize(MEAN, STD, reuse=True)  # As training does.
     return (normalize(batch.images) for batch in loader)

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,25 @@ def test_batches_stay_what_they_are_after_the_next_one_is_taken(digits: Data, tr
     loader.close()
     again = list(train_loader(digits.train, end_step=12))
     assert all(torch.equal(a.images, b.images) for a, b in zip(batches, again, strict=True))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_batches_that_are_not_kept_are_not_copied_and_stay_while_they_are_held(
+    workers: int, digits: Data, train_loader: Build
+) -> None:
+    held = 2 * workers
+    expected = [batch.images for batch in train_loader(digits.train, end_step=24)]
+    loader = train_loader(digits.train, workers=workers, end_step=24, held=held)
+    window: deque[torch.Tensor] = deque(maxlen=held)
+    places = set()
+    for i, batch in enumerate(loader):
+        window.append(batch.images)
+        places.add(batch.images.data_ptr())
+        time.sleep(0.02)  # the workers run ahead as far as they may
+        for images, wanted in zip(window, expected[i + 1 - len(window) : i + 1], strict=True):
+            assert torch.equal(images, wanted)
+    loader.close()
+    assert len(places) == 4 * workers
 
 
 # ------------------------------------------------------------------------------------------------------- evaluation

@@ -45,9 +45,16 @@ class Made:
     error: str | None = None
     """Message of a UserError; as an exception it would arrive with the worker's traceback."""
 
-    def take_images(self) -> torch.Tensor:
-        """The images, copied out of their slot. Only in the training process, before the next batch is asked for."""
-        return find_ring(self.ring).block(self.batch).clone() if self.images is None else self.images
+    def take_images(self, held: int | None = None) -> torch.Tensor:
+        """The images. Only in the training process, before the next batch is asked for.
+
+        They are copied out of their slot, unless no more than `held` batches are in use at a time and that many stay.
+        """
+        if self.images is not None:
+            return self.images
+        ring = find_ring(self.ring)
+        block = ring.block(self.batch)
+        return block if held is not None and held <= ring.stays else block.clone()
 
     def pin_memory(self) -> Made:
         """The same into pinned memory; DataLoader calls this in a thread where there is a GPU."""

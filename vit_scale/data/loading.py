@@ -73,9 +73,15 @@ class TrainLoader:
         on_error: str = "raise",
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
+        held: int | None = None,
     ):
-        """`mean` and `std` are the normalisation's: what RandAugment fills with and erasing's noise looks like."""
+        """`mean` and `std` are the normalisation's: what RandAugment fills with and erasing's noise looks like.
+
+        `held`: the batches that the caller uses at a time, the newest included; older ones may change under its hands.
+        None: all stay what they are, for which each is copied.
+        """
         self.problems = Problems()
+        self._held = held
         transform = TrainTransform(augment, img_size, mean or (0.5,) * in_chans, std or (0.25,) * in_chans)
         reader = Reader(in_chans, on_error)
         images = 0 if isinstance(source, StreamSource) else len(source)
@@ -97,7 +103,7 @@ class TrainLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         for made in self._workers:
-            yield Batch(made.take_images(), torch.from_numpy(made.labels), torch.from_numpy(made.places))
+            yield Batch(made.take_images(self._held), torch.from_numpy(made.labels), torch.from_numpy(made.places))
 
     def close(self) -> None:
         """Stop the workers."""

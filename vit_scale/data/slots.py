@@ -1,8 +1,8 @@
 """Shared memory that batches are made in, allocated once and used in turn.
 
 A fresh block for each batch would cost more than the augmentation: the kernel hands out and clears every page of it
-anew. Here worker and training process keep the same pages for the whole run, and a finished batch is copied out of its
-slot once, into ordinary or pinned memory, which torch recycles.
+anew. Here worker and training process keep the same pages for the whole run. A finished batch is copied out of its slot
+once, into ordinary or pinned memory, which torch recycles, or used where it is if it is not kept for long.
 """
 
 from __future__ import annotations
@@ -16,21 +16,25 @@ import torch
 
 PREFETCH = 2
 """Batches that each worker prepares ahead."""
+SPARE = 2
+"""Slots for each worker besides those."""
 
 _rings: WeakValueDictionary[int, SlotRing] = WeakValueDictionary()
 _numbers = itertools.count()
 
 
 class SlotRing:
-    """As many slots as batches can be under way at a time, and two more for each worker.
+    """As many slots as batches can be under way at a time, and some more for each worker.
 
     Batch `k` is made in slot `k % len(ring)` by worker `k % workers`. A worker starts on batch `k + workers * PREFETCH`
-    when batch `k` is handed over, so the slot of a batch is not written again before the batch is copied.
+    when batch `k` is handed over, so the slot of a batch is not written again before as many later ones as `stays` were
+    handed over.
     """
 
     def __init__(self, workers: int, shape: tuple[int, int, int, int]):
         self.shape, self.number = shape, next(_numbers)
-        self._slots = [_shared_block(shape) for _ in range(workers * (PREFETCH + 2))]
+        self.stays = workers * SPARE
+        self._slots = [_shared_block(shape) for _ in range(workers * (PREFETCH + SPARE))]
         _rings[self.number] = self
 
     def block(self, batch: int) -> torch.Tensor:

@@ -322,6 +322,7 @@ def _build_loaders(
         end_step=plan.steps,
         mean=mean,
         std=std,
+        held=plan.accumulation,
         **options,
     )
     return train, EvalLoader(data.val, batch=plan.eval_batch, **options)
