@@ -9,17 +9,14 @@ gloo with one thread a process. The rate is that of the second half of the updat
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import yaml
+from programs import logged_rate, run_program
 from side_by_side import compare, interleave, parser, show
 
-HERE = Path(__file__).parent
 GOAL = 1.8
 LIMIT = "gradients are summed over the processes after each backward pass; on one CPU both share its memory and cache"
 
@@ -56,12 +53,8 @@ def rate(processes: int, args: argparse.Namespace, scratch: Path) -> float:
     launcher = [str(Path(sys.executable).with_name("accelerate")), "launch", "--num_processes", str(processes)]
     launcher += ["--multi_gpu"] if processes > 1 else []
     threads = {} if args.device == "cuda" else {"OMP_NUM_THREADS": "1"}
-    command = [*launcher, "launch/train.py", str(folder / "recipe.yaml")]
-    done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, env=os.environ | threads)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\nended with status {done.returncode}:\n{done.stderr[-2000:]}")
-    lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-    return next(line["speed/images_per_second"] for line in lines if line["step"] == args.steps)
+    run_program([*launcher, "launch/train.py", str(folder / "recipe.yaml")], threads)
+    return logged_rate(folder / "run", args.steps)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import yaml
 from photographs import make_photographs
+from programs import ROOT
 from side_by_side import Row, compare, interleave, parser, quartiles, show
 from train_end_to_end import Case, our_recipe
 
@@ -66,7 +67,7 @@ def start_timm(case: Case) -> float:
 def time_until(command: list[str], seen: Callable[[], bool], stdout: int = subprocess.DEVNULL) -> float:
     """Seconds from starting a program to the moment when something is seen; then it is ended."""
     start = time.perf_counter()
-    program = subprocess.Popen(command, cwd=HERE.parent, stdout=stdout, stderr=subprocess.DEVNULL)
+    program = subprocess.Popen(command, cwd=ROOT, stdout=stdout, stderr=subprocess.DEVNULL)
     try:
         while not seen():
             if program.poll() is not None or time.perf_counter() - start > SECONDS_AT_MOST:
@@ -83,7 +84,7 @@ def quick(name: str, command: list[str], args: argparse.Namespace) -> Row:
     times = []
     for _ in range(args.rounds):
         start = time.perf_counter()
-        subprocess.run([sys.executable, *command], cwd=HERE.parent, check=True, capture_output=True)
+        subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
         times.append(time.perf_counter() - start)
     low, middle, high = quartiles(times)
     goal = 1.0 if "--help" in name else None

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from typing import Any
 
 import yaml
 from photographs import make_photographs
+from programs import logged_rate, run_program
 from side_by_side import Row, compare, interleave, parser, show
 
 HERE = Path(__file__).parent
@@ -95,26 +95,17 @@ def run_ours(case: Case, steps: int, scratch: Path) -> float:
     folder = Path(tempfile.mkdtemp(dir=scratch))
     recipe = folder / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(our_recipe(case, steps, folder / "run")))
-    run([sys.executable, "launch/train.py", str(recipe)])
-    lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-    return next(line["speed/images_per_second"] for line in lines if line["step"] == steps)
+    run_program([sys.executable, "launch/train.py", str(recipe)])
+    return logged_rate(folder / "run", steps)
 
 
 def run_timm(case: Case, steps: int) -> float:
     command = [sys.executable, str(HERE / "timm_train.py"), "--data", case.data, "--model", case.model]
     sizes = {"--size": case.size, "--batch": case.batch, "--steps": steps, "--workers": case.workers}
-    out = run([*command, *(str(word) for pair in sizes.items() for word in pair)])
+    out = run_program([*command, *(str(word) for pair in sizes.items() for word in pair)])
     at = {line["step"]: line["seconds"] for line in map(json.loads, out.splitlines())}
     half = steps // 2
     return (steps - half) * case.batch / (at[steps] - at[half])
-
-
-def run(command: list[str]) -> str:
-    """The output of a program; what it said where it fails."""
-    done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\nended with status {done.returncode}:\n{done.stderr[-2000:]}")
-    return done.stdout
 
 
 if __name__ == "__main__":

@@ -200,6 +200,6 @@ def test_page_is_dark_where_the_reader_likes_it_dark(browser, make_run) -> None:
     browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
     try:
         both_change = lambda _: all(a != b for a, b in zip(light, browser.run(ask), strict=True))  # noqa: E731
-        WebDriverWait(browser.driver, 10).until(both_change)
+        assert WebDriverWait(browser.driver, 10).until(both_change)
     finally:
         browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

@@ -67,4 +67,5 @@ def test_weights_go_back_to_timm(folder: Path, name: str) -> None:
     from safetensors.torch import load_file
 
     model = timm.create_model(name.removeprefix("timm/"), num_classes=3)
-    model.load_state_dict(load_file(folder / name / "model_ema.safetensors"), strict=True)
+    loaded = model.load_state_dict(load_file(folder / name / "model_ema.safetensors"))
+    assert (loaded.missing_keys, loaded.unexpected_keys) == ([], [])

@@ -17,19 +17,19 @@ from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image
 from torch.nn.functional import grid_sample
 
-from vit_scale.data.color_ops import Planes
+from vit_scale.data.color_ops import Planes, is_small
 
 
 def shear_x(x: Planes, factor: float, bicubic: bool, fill: Planes) -> Planes:
     """Row `y` moves by `factor * y` pixels."""
-    if _is_small(x):
+    if is_small(x):
         return _by_pillow(x, (1, factor, 0, 0, 1, 0), bicubic, fill)
     return _shift_rows(x, factor * (np.arange(x.shape[1]) + 0.5), bicubic, fill)
 
 
 def shear_y(x: Planes, factor: float, bicubic: bool, fill: Planes) -> Planes:
     """Column `x` moves by `factor * x` pixels."""
-    if _is_small(x):
+    if is_small(x):
         return _by_pillow(x, (1, 0, 0, factor, 1, 0), bicubic, fill)
     turned = np.ascontiguousarray(x.swapaxes(1, 2))
     return np.ascontiguousarray(shear_x(turned, factor, bicubic, fill).swapaxes(1, 2))
@@ -131,11 +131,6 @@ def _fill_outside(x: Planes, outside: npt.NDArray[np.bool_], fill: Planes) -> No
         np.copyto(plane, level, where=outside)
 
 
-def _is_small(x: Planes) -> bool:
-    """Whether one call of Pillow costs less than the many calls that are faster for every pixel."""
-    return x.shape[1] * x.shape[2] <= 64 * 64
-
-
 def _by_pillow(x: Planes, matrix: tuple[float, ...], bicubic: bool, fill: Planes) -> Planes:
     """The affine transform that takes the pixel at (x, y) from `matrix @ (x, y, 1)`."""
     size, resample = (x.shape[2], x.shape[1]), Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
@@ -154,7 +149,7 @@ def rotate(x: Planes, degrees: float, bicubic: bool, fill: Planes) -> Planes:
     """Rotate about the centre, counter-clockwise."""
     _, height, width = x.shape
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    if _is_small(x):
+    if is_small(x):
         x0, y0 = width / 2, height / 2
         return _by_pillow(x, (cos, -sin, x0 - cos * x0 + sin * y0, sin, cos, y0 - sin * x0 - cos * y0), bicubic, fill)
     # Twice the distance from the centre, in pixels.

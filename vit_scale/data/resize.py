@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from vit_scale.data.color_ops import Planes
+from vit_scale.data.color_ops import Planes, is_small
 from vit_scale.data.decode import Picture
 from vit_scale.data.jpeg import Box, Pixels
 
 # What torch.nn.functional.interpolate(antialias=True) calls; its own checks take a fifth of a small image's time.
 _RESIZERS = {"bilinear": torch._C._nn._upsample_bilinear2d_aa, "bicubic": torch._C._nn._upsample_bicubic2d_aa}
-_SMALL = 64 * 64
 _MAX_RATIO = 8
 """Longer strips are cropped before they are resized, or one row of pixels would become a gigabyte."""
 
@@ -30,7 +29,7 @@ def flip(x: Planes, horizontally: bool, vertically: bool) -> Planes:
     """Mirror planes. torch copies backwards several times as fast as numpy, but takes longer to start."""
     if not (horizontally or vertically):
         return x
-    if x.shape[1] * x.shape[2] <= _SMALL:
+    if is_small(x):
         return np.ascontiguousarray(x[:, :: -1 if vertically else 1, :: -1 if horizontally else 1])
     axes = [axis for axis, wanted in ((2, horizontally), (1, vertically)) if wanted]
     return torch.flip(torch.from_numpy(x), axes).numpy()

@@ -12,6 +12,7 @@ from typing import Any
 from vit_scale.inference.calibration import BINS
 from vit_scale.inference.scoring import ClassResult, Evaluation
 from vit_scale.report.console import make_console, make_table
+from vit_scale.report.figures import percent
 
 ALL_CLASSES = 20
 """Up to this many classes are all printed; of more, the weakest."""
@@ -49,7 +50,7 @@ def _class_table(rows: Sequence[ClassResult], title: str | None) -> Any:
 
 
 def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.1f} %"
+    return "" if share is None else percent(share)
 
 
 def to_json(evaluation: Evaluation, about: dict[str, str]) -> str:
