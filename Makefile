@@ -4,7 +4,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RECIPE ?= recipes/digits.yaml
-BENCHMARKS := train_step train_end_to_end input_pipeline loop_overhead checkpoint startup scaling
 READY := $(VENV)/.ready-$(shell cat setup.py constraints.txt | cksum | cut -d' ' -f1)
 
 .PHONY: help train test lint bench clean
@@ -22,8 +21,8 @@ test: $(READY)  ## run all tests
 lint: $(READY)  ## check style, formatting and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-bench: $(READY)  ## run the benchmarks against peers
-	@set -e; for name in $(BENCHMARKS); do echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py; done
+bench: $(READY)  ## run the benchmarks against peers and write docs/benchmarks.md (DATA=, SMALL=: images of your own)
+	@$(BIN)/python benchmarks/run_all.py $(if $(DATA),--data $(DATA)) $(if $(SMALL),--small $(SMALL))
 
 clean:  ## remove the environment and caches; runs/ stays
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -3,22 +3,19 @@
     python benchmarks/checkpoint.py [--model vit_cifar_base] [--batch 4] [--device cpu] [--rounds 5] [--json]
 
 Each round trains some steps without saving, then saves in both ways in turn and trains on after each until nothing is
-written any more. `blocks` is how long the call keeps training waiting. `stall` adds the slow-down of the steps while
-a thread writes: what the save and the steps after it took beyond as many steps without one. `cpu` is the same in
-processor time, which other programs on the machine disturb least. Ratios are taken within a round, and their median is
-reported. The state is weights, AdamW's moments and the average. `torch.save` leaves the bytes in the system's cache;
-ours waits for the disk and computes checksums, but in the thread.
+written any more. The first row is how long the call keeps training waiting. The second adds the slow-down of the steps
+while a thread writes: what the save and the steps after it took beyond as many steps without one; the same in processor
+time is what other programs disturb least. The state is weights, AdamW's moments and the average. `torch.save` leaves
+the bytes in the system's cache; ours waits for the disk and computes checksums, but in the thread.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from side_by_side import Rounds, Row, compare, parser, show
 
 import vit_scale
 from vit_scale.config import OptimConfig
@@ -37,6 +35,9 @@ from vit_scale.train.state import TrainState
 
 STEPS_BETWEEN_SAVES = 50
 STEPS_OF_A_ROUND = 3
+GOAL = 0.2
+LIMIT = "copying weights, moments and average in memory, so that a thread can write them while training changes them"
+LIMIT_OF_STALL = "without a GPU, writing and checksums take processor time from the steps; with one, from idle cores"
 
 
 Times = np.ndarray
@@ -97,70 +98,54 @@ def cost(
     return {"blocks": float(blocks[0]), "stall": float(stall), "cpu": float(cpu)}
 
 
-def measure(args: argparse.Namespace, disk: Path) -> dict[str, Any]:
-    """Medians over the rounds, after one that warms up."""
+def measure(args: argparse.Namespace, disk: Path) -> tuple[Rounds, float]:
+    """Seconds of each way in each round, after one that warms up, and the megabytes of a checkpoint."""
     training = Training(args.model, args.batch, args.device)
     folder = CheckpointFolder(disk, keep=1, rank=0, world=1, session="benchmark")
     ways = {
         "ours": (lambda: folder.save(training.state, {}), folder.is_writing),
         "torch": (lambda: training.save_with_torch(disk / "torch.pt"), lambda: False),
     }
-    rounds: list[dict[str, float]] = []
+    rounds: Rounds = defaultdict(list)
     for number in range(args.rounds + 1):
         plain = training.time_per_step()
-        seconds = {"step": float(plain[0])}
+        seconds = {"steps between saves": float(plain[0]) * STEPS_BETWEEN_SAVES}
         for name in sorted(ways, reverse=bool(number % 2)):
-            seconds |= {f"{name}_{key}": value for key, value in cost(training, *ways[name], plain).items()}
-        rounds.append(seconds)
+            seconds |= {f"{name} {key}": value for key, value in cost(training, *ways[name], plain).items()}
+        if number > 0:
+            for key, value in seconds.items():
+                rounds[key].append(value)
     folder.close()
     if problem := folder.problem():
         raise SystemExit(problem)
-    size = sum(path.stat().st_size for path in disk.glob("checkpoints/*/*"))
-    return {"checkpoint_megabytes": size / 1e6, **summarize(rounds[1:])}
+    return rounds, sum(path.stat().st_size for path in disk.glob("checkpoints/*/*")) / 1e6
 
 
-def summarize(rounds: list[dict[str, float]]) -> dict[str, float]:
-    """Seconds, ratios to `torch.save`, and shares of the time between two saves."""
-
-    def median(value: Callable[[dict[str, float]], float]) -> float:
-        return statistics.median(map(value, rounds))
-
-    seconds = {f"{key}_seconds": median(lambda one, key=key: one[key]) for key in rounds[0]}  # type: ignore[misc]
-    return seconds | {
-        "blocks_over_torch_save": median(lambda one: one["ours_blocks"] / one["torch_blocks"]),
-        "stall_over_torch_save": median(lambda one: one["ours_stall"] / one["torch_blocks"]),
-        "cpu_over_torch_save": median(lambda one: one["ours_cpu"] / one["torch_cpu"]),
-        "ours_blocks_share": median(lambda one: one["ours_blocks"] / (STEPS_BETWEEN_SAVES * one["step"])),
-        "ours_stall_share": median(lambda one: one["ours_stall"] / (STEPS_BETWEEN_SAVES * one["step"])),
-        "torch_stall_share": median(lambda one: one["torch_stall"] / (STEPS_BETWEEN_SAVES * one["step"])),
-    }
-
-
-def as_text(report: dict[str, Any]) -> str:
-    size = f"{report['checkpoint_megabytes']:.0f} MB a checkpoint"
-    lines = [f"{report['model']}, batch {report['batch']}, {report['step_seconds']:.3f} s a step, {size}"]
-    lines += [f"{'':<21}  {'blocks':>8}  {'stall':>8}  {'cpu':>8}  stall over {STEPS_BETWEEN_SAVES} steps"]
-    for name, side in (("CheckpointFolder.save", "ours"), ("torch.save", "torch")):
-        seconds = "  ".join(f"{report[f'{side}_{key}_seconds']:6.3f} s" for key in ("blocks", "stall", "cpu"))
-        lines += [f"{name:<21}  {seconds}  {report[f'{side}_stall_share']:.2%}"]
-    ratios = "  ".join(f"{report[f'{key}_over_torch_save']:8.2f}" for key in ("blocks", "stall", "cpu"))
-    return "\n".join([report["machine"], *lines, f"{'ratio':<21}  {ratios}"])
+def rows_of(rounds: Rounds) -> list[Row]:
+    """What the call keeps training waiting, and that with the slow-down while a thread writes."""
+    blocks = compare(
+        "the call alone", rounds, "ours blocks", "torch blocks", "s", goal=GOAL, better="lower", limit=LIMIT
+    )
+    stall = compare("with the slow-down of steps", rounds, "ours stall", "torch blocks", "s", limit=LIMIT_OF_STALL)
+    between = statistics.median(rounds["steps between saves"])
+    for row, key in ((blocks, "blocks"), (stall, "stall")):
+        share = statistics.median(rounds[f"ours {key}"]) / between
+        row.more[f"of the time of {STEPS_BETWEEN_SAVES} steps"] = share
+    stall.more["ratio by processor time"] = statistics.median(
+        x / y for x, y in zip(rounds["ours cpu"], rounds["torch cpu"], strict=True)
+    )
+    return [blocks, stall]
 
 
 def main() -> None:
     """Parse, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="vit_cifar_base")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
-    processor = torch.cuda.get_device_name() if args.device == "cuda" else f"{os.cpu_count()} cores"
-    machine = f"{platform.machine()}, {processor}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    options = parser(__doc__, rounds=5)
+    options.add_argument("--model", default="vit_cifar_base")
+    options.add_argument("--batch", type=int, default=4)
+    args = options.parse_args()
     with tempfile.TemporaryDirectory() as disk:
-        report = {"machine": machine, "model": args.model, "batch": args.batch, **measure(args, Path(disk))}
-    print(json.dumps(report, indent=2) if args.json else as_text(report))
+        rounds, megabytes = measure(args, Path(disk))
+    show(rows_of(rounds), args, [f"{args.model}, batch {args.batch}: {megabytes:.0f} MB a checkpoint"])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import yaml
 from programs import logged_rate, run_program
-from side_by_side import compare, interleave, parser, show
+from side_by_side import add_shares_of_peak, compare, interleave, matmul_gflops, parser, show, train_gflops
+
+import vit_scale
 
 GOAL = 1.8
 LIMIT = "gradients are summed over the processes after each backward pass; on one CPU both share its memory and cache"
@@ -33,7 +35,9 @@ def main() -> None:
         sides = {str(count): lambda count=count: rate(count, args, Path(scratch)) for count in (1, 2)}
         values = interleave(sides, args.rounds, warmup=0)
     case = f"{args.model}, {args.micro} images a process, {args.strategy}: two processes over one"
-    show([compare(case, values, "2", "1", "images/s", goal=GOAL, limit=LIMIT)], args)
+    row = compare(case, values, "2", "1", "images/s", goal=GOAL, limit=LIMIT)
+    add_shares_of_peak(row, train_gflops(vit_scale.create_model(args.model)), matmul_gflops(args.device))
+    show([row], args)
 
 
 def rate(processes: int, args: argparse.Namespace, scratch: Path) -> float:

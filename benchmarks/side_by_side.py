@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import nn
 
 Rounds = dict[str, list[float]]
 """What each side gave in each round."""
@@ -33,7 +34,8 @@ class Row:
     high: float
     goal: float | None = None
     """What the ratio must reach here."""
-    better: Literal["higher", "lower"] = "higher"
+    better: Literal["higher", "lower", "near"] = "higher"
+    """`near`: the ratio should be 1, and `goal` is how far off it may be."""
     limit: str = ""
     """What keeps it from being better, in a sentence."""
     more: dict[str, float] = field(default_factory=dict)
@@ -44,7 +46,16 @@ class Row:
         """Whether the goal is reached; None where there is none."""
         if self.goal is None:
             return None
+        if self.better == "near":
+            return abs(self.ratio - 1) <= self.goal
         return self.ratio >= self.goal if self.better == "higher" else self.ratio <= self.goal
+
+    def goal_in_words(self) -> str:
+        """The goal and whether it is reached; empty where there is none."""
+        if self.goal is None:
+            return ""
+        sign = {"higher": ">=", "lower": "<=", "near": "1 +-"}[self.better]
+        return f"{sign} {self.goal:g}: {'reached' if self.reached else 'not reached'}"
 
 
 def interleave(sides: Mapping[str, Callable[[], float]], rounds: int, warmup: int = 1) -> Rounds:
@@ -96,6 +107,19 @@ def matmul_gflops(device: str = "cpu", size: int = 1024, repeats: int = 10) -> f
     return 2 * size**3 / best / 1e9
 
 
+def add_shares_of_peak(row: Row, train_gflops: float, peak: float) -> None:
+    """Beside images per second: the share of the matrix product's `peak` that they are, for each side (MFU)."""
+    row.more["of the peak, ours"] = row.ours * train_gflops / peak
+    row.more["of the peak, peer"] = row.peer * train_gflops / peak
+
+
+def train_gflops(model: nn.Module) -> float:
+    """GFLOP of an image, forward and backward, without stochastic depth."""
+    from vit_scale.report.count import count_model
+
+    return 6 * count_model(model).macs / 1e9
+
+
 def machine(device: str = "cpu") -> str:
     """Processor, cores, threads and versions."""
     name = torch.cuda.get_device_name() if device == "cuda" else _processor()
@@ -143,6 +167,4 @@ def _number(value: float) -> str:
 
 
 def _ratio(row: Row) -> str:
-    sign = ">=" if row.better == "higher" else "<="
-    goal = "" if row.goal is None else f"{sign} {row.goal:g}: {'reached' if row.reached else 'not reached'}"
-    return f"{row.ratio:6.2f}  {row.low:6.2f}-{row.high:6.2f}  {goal}"
+    return f"{row.ratio:6.2f}  {row.low:6.2f}-{row.high:6.2f}  {row.goal_in_words()}"

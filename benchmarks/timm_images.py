@@ -14,24 +14,26 @@ FOREVER = 1_000_000
 
 
 class TimmImages(Dataset[tuple[Any, int]]):
-    """Decoded by Pillow through `datasets`, in an epoch that never ends.
+    """Decoded by Pillow through `datasets`; of the training images in an epoch that never ends.
 
     timm fills and drains its queue at each epoch; a few hundred images would make that the thing measured.
     """
 
-    def __init__(self, folder: str):
+    def __init__(self, folder: str, train: bool = True):
         import datasets
 
         data = open_data(DataConfig(source=folder, val_fraction=1e-9), seed=0)
-        assert isinstance(data.train, Source), "the benchmark needs images by index"
+        source = data.train if train else data.val
+        assert isinstance(source, Source), "the benchmark needs images by index"
         self.num_classes = data.num_classes
-        features = data.train.dataset.features
+        features = source.dataset.features
         self.image, self.label = find_image_column(features, DataConfig()), find_label_column(features, DataConfig())
-        self.dataset = data.train.dataset.cast_column(self.image, datasets.Image(decode=True))
+        self.dataset = source.dataset.cast_column(self.image, datasets.Image(decode=True))
+        self.length = FOREVER if train else len(self.dataset)
         self.transform: Any = None
 
     def __len__(self) -> int:
-        return max(FOREVER, len(self.dataset))
+        return self.length
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         row = self.dataset[index % len(self.dataset)]

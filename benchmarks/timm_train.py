@@ -1,10 +1,13 @@
 """Training as timm's train.py does it: its loader with a prefetcher, Mixup, model, EMA, optimiser and scheduler.
 
     python benchmarks/timm_train.py --data FOLDER --model vit_cifar_small --size 32 --batch 128 --steps 20
+    python benchmarks/timm_train.py --data FOLDER --batch 128 --minutes 25 --evaluations 10
 
-The peer of train_end_to_end.py and startup.py. timm's package does not contain its train.py; this puts the same parts
-together in the same order for DeiT's recipe (random resized crop, `rand-m9-mstd0.5-inc1`, erasing, MixUp, CutMix, label
-smoothing, drop path 0.1, EMA) and prints a line of JSON for each update: its number, seconds since the start, loss.
+The peer of train_end_to_end.py, startup.py and time_to_accuracy.py. timm's package does not contain its train.py; this
+puts the same parts together in the same order for DeiT's recipe (random resized crop, `rand-m9-mstd0.5-inc1`, erasing,
+MixUp, CutMix, label smoothing, drop path 0.1, EMA, cosine schedule) and prints a line of JSON for each update: its
+number, seconds since the start, loss. With --minutes the schedule reaches zero when they are over, and so many
+evaluations of the validation images, spread evenly, print lines with `top1` of the weights and of their average.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ import time
 from typing import Any
 
 START = time.perf_counter()
+TICKS = 10_000
+"""Updates of timm's scheduler from beginning to end, whatever the number of the model's."""
 
 
 def main() -> None:
@@ -22,9 +27,12 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--data", required=True)
     options.add_argument("--model", default="vit_cifar_small")
+    options.add_argument("--model-options", type=json.loads, default={}, help="JSON: fields of the variant to change")
     options.add_argument("--size", type=int, default=32)
     options.add_argument("--batch", type=int, default=128)
     options.add_argument("--steps", type=int, default=20)
+    options.add_argument("--minutes", type=float, help="instead of steps")
+    options.add_argument("--evaluations", type=int, default=0)
     options.add_argument("--workers", type=int, default=2)
     options.add_argument("--drop-path", type=float, default=0.1)
     args = options.parse_args()
@@ -67,25 +75,66 @@ def train(args: argparse.Namespace, loader: Any, mixup: Any) -> None:
     from train_step import build_theirs
 
     torch.manual_seed(42)
-    model = build_theirs(args.model, args.drop_path, num_classes=mixup.num_classes).train()
+    model = build_theirs(args.model, args.drop_path, num_classes=mixup.num_classes, **args.model_options).train()
     optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05)
-    ema = ModelEmaV3(model, decay=0.999)
+    ema = ModelEmaV3(model, decay=0.999, use_warmup=True)
     loss_function = SoftTargetCrossEntropy()
     scheduler, _ = create_scheduler_v2(
-        optimizer, sched="cosine", num_epochs=300, warmup_epochs=5, step_on_epochs=False, updates_per_epoch=100
+        optimizer, sched="cosine", num_epochs=300, warmup_epochs=5, step_on_epochs=False, updates_per_epoch=TICKS // 300
     )
-    for update, (images, labels) in enumerate(loader):
+    evaluated = 0
+    for update, (images, labels) in enumerate(loader, start=1):
         images, targets = mixup(images, labels)
         loss = loss_function(model(images), targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         ema.update(model, step=update)
-        scheduler.step_update(update)
-        passed = time.perf_counter() - START
-        print(json.dumps({"step": update + 1, "seconds": passed, "loss": loss.item()}), flush=True)
-        if update + 1 == args.steps:
+        done = progress(update, args)
+        scheduler.step_update(round(done * TICKS))
+        say(step=update, loss=loss.item())
+        if args.evaluations and int(done * args.evaluations) > evaluated:
+            evaluated = int(done * args.evaluations)
+            say(step=update, top1=accuracy(model, args), ema_top1=accuracy(ema.module, args))
+        if done >= 1:
             return
+
+
+def progress(update: int, args: argparse.Namespace) -> float:
+    """The share of the training that is over: of its time, or of its updates."""
+    if args.minutes is None:
+        return update / args.steps
+    return min(1.0, (time.perf_counter() - START) / 60 / args.minutes)
+
+
+def say(**values: float) -> None:
+    print(json.dumps({"seconds": time.perf_counter() - START, **values}), flush=True)
+
+
+def accuracy(model: Any, args: argparse.Namespace) -> float:
+    """Share of the validation images that are classified rightly, by timm's loader for evaluation."""
+    import torch
+    from timm.data import create_loader
+    from timm_images import TimmImages
+
+    loader = create_loader(
+        TimmImages(args.data, train=False),  # type: ignore[arg-type]
+        input_size=(3, args.size, args.size),
+        batch_size=250,
+        is_training=False,
+        crop_pct=1.0,
+        num_workers=args.workers,
+        pin_memory=False,
+        device=torch.device("cpu"),
+    )
+    training, right, images_seen = model.training, 0, 0
+    model.eval()
+    with torch.no_grad():
+        for images, labels in loader:
+            right += int((model(images).argmax(1) == labels).sum())
+            images_seen += len(labels)
+    model.train(training)
+    return right / images_seen
 
 
 if __name__ == "__main__":

@@ -22,7 +22,9 @@ from typing import Any
 import yaml
 from photographs import make_photographs
 from programs import logged_rate, run_program
-from side_by_side import Row, compare, interleave, parser, show
+from side_by_side import Row, add_shares_of_peak, compare, interleave, matmul_gflops, parser, show, train_gflops
+
+import vit_scale
 
 HERE = Path(__file__).parent
 GOAL = 1.35
@@ -66,7 +68,9 @@ def measure(case: Case, args: argparse.Namespace, scratch: Path) -> Row:
     }
     values = interleave(sides, args.rounds, warmup=0)
     name = f"{case.name}: {case.model}, batch {case.batch}"
-    return compare(name, values, "ours", "timm", "images/s", goal=GOAL, limit=LIMIT)
+    row = compare(name, values, "ours", "timm", "images/s", goal=GOAL, limit=LIMIT)
+    add_shares_of_peak(row, train_gflops(vit_scale.create_model(case.model)), matmul_gflops(args.device))
+    return row
 
 
 def our_recipe(case: Case, steps: int, folder: Path) -> dict[str, Any]:

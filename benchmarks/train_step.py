@@ -16,13 +16,22 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from side_by_side import Row, compare, interleave, matmul_gflops, parser, seconds, show
+from side_by_side import (
+    Row,
+    add_shares_of_peak,
+    compare,
+    interleave,
+    matmul_gflops,
+    parser,
+    seconds,
+    show,
+    train_gflops,
+)
 from torch import nn
 
 import vit_scale
 from vit_scale.models.timm_models import counterpart_options
 from vit_scale.models.variants import VARIANTS
-from vit_scale.report.count import count_model
 
 GOALS = {0.0: 1.00, 0.1: 1.12, 0.4: 1.45}
 LIMIT = "matrix products, which are the same on both sides; stochastic depth saves those of the skipped branches"
@@ -51,7 +60,6 @@ def measure(name: str, batch: int, rate: float, peak: float, args: Any) -> Row:
     steps = {"ours": step_of(ours, images, labels), "timm": step_of(theirs, images, labels)}
     sides = {side: rate_of(step, batch, args.device) for side, step in steps.items()}
     values = interleave(sides, args.rounds, warmup=2)
-    gflops = 6 * count_model(ours).macs / 1e9
     row = compare(
         f"{name}, batch {batch}, drop path {rate:g}",
         values,
@@ -61,8 +69,7 @@ def measure(name: str, batch: int, rate: float, peak: float, args: Any) -> Row:
         goal=GOALS.get(rate),
         limit=LIMIT,
     )
-    shares = {"of the peak, ours": row.ours * gflops / peak, "of the peak, timm": row.peer * gflops / peak}
-    row.more.update(shares)
+    add_shares_of_peak(row, train_gflops(ours), peak)
     return row
 
 
@@ -75,13 +82,13 @@ def build(name: str, rate: float, device: str) -> tuple[Any, nn.Module]:
     return ours, theirs.to(device)
 
 
-def build_theirs(name: str, rate: float, num_classes: int) -> nn.Module:
+def build_theirs(name: str, rate: float, num_classes: int, **changes: Any) -> nn.Module:
     """timm's model of that name, or its class with the sizes of a variant that only we have a name for."""
     import timm
 
     if name in timm.list_models():
-        return timm.create_model(name, num_classes=num_classes, drop_path_rate=rate)
-    options = counterpart_options(replace(VARIANTS[name], num_classes=num_classes))
+        return timm.create_model(name, num_classes=num_classes, drop_path_rate=rate, **changes)
+    options = counterpart_options(replace(VARIANTS[name], num_classes=num_classes, **changes))
     return timm.models.VisionTransformer(**options, drop_path_rate=rate)
 
 

@@ -184,14 +184,14 @@ def test_a_copy_is_independent() -> None:
     assert torch.equal(model(x), before)
 
 
-@pytest.mark.parametrize("init", ["trunc_normal", "timm", "jax", "kaiming_patch"])
+@pytest.mark.parametrize("init", ["trunc_normal", "timm", "jax", "kaiming_patch", "whitened"])
 def test_initial_weights_have_the_spread_they_should(init: str) -> None:
     torch.manual_seed(0)
     model = create_model("vit_cifar_small", depth=1, init=init)
     fan_in, fan_out = 192, 768
-    patch = {"trunc_normal": 0.02, "timm": (3 * 48) ** -0.5, "jax": 48**-0.5, "kaiming_patch": (2 / 48) ** 0.5}
+    patch = {"timm": (3 * 48) ** -0.5, "jax": 48**-0.5, "kaiming_patch": (2 / 48) ** 0.5}
     matrix = (2 / (fan_in + fan_out)) ** 0.5 if init == "jax" else 0.02
-    assert model.patch_embed.proj.weight.std().item() == pytest.approx(patch[init], rel=0.05)
+    assert model.patch_embed.proj.weight.std().item() == pytest.approx(patch.get(init, 0.02), rel=0.05)
     assert model.blocks[0].mlp.fc1.weight.std().item() == pytest.approx(matrix, rel=0.05)
     assert model.cls_token.std().item() == pytest.approx(1e-6 if init in ("timm", "jax") else 0.02, rel=0.3)
     assert model.pos_embed.std().item() == pytest.approx(0.02, rel=0.05)

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import vit_scale
 from vit_scale.config import OptimConfig
 from vit_scale.train.checkpoint import CheckpointFolder
-from vit_scale.train.muon import Muon, orthogonal
+from vit_scale.train.muon import Muon, orthogonal, orthogonal_together
 from vit_scale.train.optim import build_optimizer, parameter_groups
 from vit_scale.train.resume import restore
 from vit_scale.train.shards import Replicated
@@ -27,6 +28,24 @@ def test_directions_are_nearly_orthogonal(shape: tuple[int, ...]) -> None:
     u, _, vh = torch.linalg.svd(matrices, full_matrices=False)
     cosine = torch.nn.functional.cosine_similarity(orthogonal(matrices).flatten(1), (u @ vh).flatten(1))
     assert cosine.min() > 0.97
+
+
+def matrices_alike() -> torch.Tensor:
+    return torch.randn(4, 8, 20, generator=torch.Generator().manual_seed(0))
+
+
+def orthogonal_in_one_of_three(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=3)
+    torch.save(orthogonal_together(matrices_alike()), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_processes_share_the_work_and_all_have_the_result(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(orthogonal_in_one_of_three, (str(tmp_path),), nprocs=3)
+    alone = orthogonal_together(matrices_alike())
+    assert torch.equal(alone, orthogonal(matrices_alike()))
+    for rank in range(3):
+        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt"), alone)
 
 
 def test_a_step_is_decay_momentum_and_the_direction() -> None:

@@ -6,33 +6,17 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile
 
 from vit_scale.models import create_model
-
-
-def peak_bytes(work: Callable[[], object]) -> int:
-    """The most that was allocated at once while `work` ran."""
-    gc.collect()  # DDP's cycles of references would else be freed, and counted, in the middle of the next case
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        result = work()
-    live = peak = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            peak = max(peak, live)
-    assert result is not None
-    return peak
+from vit_scale.report.measured import peak_bytes
 
 
 def train(model: dict[str, Any], batch: int, accumulation: int, checkpointing: str) -> object:
@@ -55,11 +39,11 @@ def train(model: dict[str, Any], batch: int, accumulation: int, checkpointing: s
 def main() -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
-    # How long gloo holds on to what it sends depends on who waits for whom: the smaller of two tries under DDP.
+    # What gloo's threads free is not seen, and who waits for whom decides how much that is: the smaller of two tries.
     tries = 2 if dist.is_initialized() else 1
     peaks = [min(peak_bytes(lambda case=case: train(**case)) for _ in range(tries)) for case in json.loads(sys.argv[1])]
-    if os.environ.get("RANK", "0") == "0":
-        print(json.dumps(peaks))
+    sys.stdout.write(json.dumps(peaks) + "\n")
+    sys.stdout.flush()
     if dist.is_initialized():
         dist.destroy_process_group()
 

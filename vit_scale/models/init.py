@@ -5,8 +5,10 @@
 | timm          | truncated normal 0.02       | torch's default        | normal 1e-6               |
 | jax           | Xavier uniform, head zero   | LeCun normal           | normal 1e-6               |
 | kaiming_patch | truncated normal 0.02       | Kaiming normal, fan in | truncated normal 0.02     |
+| whitened      | truncated normal 0.02       | from the training data | truncated normal 0.02     |
 
 Position embeddings and the distillation token are truncated normal 0.02 in all, biases 0 (1e-6 in jax's MLP).
+Where there are no data, `whitened` is `trunc_normal`; see whitening.py.
 """
 
 import math
@@ -15,7 +17,7 @@ from typing import Literal
 from torch import nn
 from torch.nn.init import kaiming_normal_, normal_, trunc_normal_, xavier_uniform_, zeros_
 
-Init = Literal["trunc_normal", "timm", "jax", "kaiming_patch"]
+Init = Literal["trunc_normal", "timm", "jax", "kaiming_patch", "whitened"]
 STD = 0.02
 
 
@@ -57,7 +59,7 @@ def _init_patch(layer: nn.Conv2d, kind: Init) -> None:
         return
     if layer.bias is not None:
         zeros_(layer.bias)
-    if kind == "trunc_normal":
+    if kind in ("trunc_normal", "whitened"):
         trunc_normal_(layer.weight, std=STD)
     elif kind == "kaiming_patch":
         kaiming_normal_(layer.weight, nonlinearity="relu")

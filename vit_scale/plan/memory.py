@@ -1,8 +1,8 @@
 """Memory of one device by part under each strategy, what fits, and the micro batch that `auto` would come to.
 
 States are counted in report/memory.py, activations in report/activations.py. Gradients appear in the backward pass as
-activations go. So under DDP with one forward pass an update the peak has the larger of the two; with accumulation, and
-under DeepSpeed, which keeps buffers of its own, it has both.
+activations go. So under DDP and ZeRO-1 with one forward pass an update the peak has the larger of the two; with
+accumulation, and under ZeRO-2 and -3, which have memory for their share of the gradients from the start, it has both.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class MemoryModel:
             host += states[part]
             states[part] = 0
         kept = micro_batch * sum(self.activations.by_part.values())
-        overlap = min(kept, states["gradients"]) if strategy == "ddp" and accumulation == 1 else 0
+        overlap = min(kept, states["gradients"]) if strategy in ("ddp", "zero1") and accumulation == 1 else 0
         parts = {**states, "activations": micro_batch * self.activations.total, "context": self._context()}
         return Footprint(parts, overlap, host)
 

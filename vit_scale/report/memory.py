@@ -12,7 +12,7 @@ Autocast keeps a copy of the weights in half precision from the forward to the b
 keeps weights of its own in fp32, and makes its share of the gradients fp32 for the update. The moving average is
 sharded over the processes. `buffers` are what communication needs: DDP reduces gradients in buckets that together
 are as large as all of them; DeepSpeed has one bucket for gradients, as large as the model up to 500 million numbers,
-and stage 3 gathers weights ahead of their use.
+and stage 3 gathers weights ahead of their use, twice for a moment: as they arrive, and put together.
 Activations, the CUDA context (about 0.5 GiB) and fragmentation come on top.
 """
 
@@ -71,7 +71,7 @@ def _states(states: States, strategy: Strategy) -> dict[str, int]:
 def _zero_buffers(states: States, strategy: Strategy) -> int:
     numbers = zero_reduce_bucket(states.params)
     if strategy == "zero3":
-        numbers += min(states.params, states.largest_block + ZERO_PREFETCH_BUCKET)
+        numbers += 2 * min(states.params, states.largest_block + ZERO_PREFETCH_BUCKET)
     return number_bytes(states.precision) * numbers
 
 

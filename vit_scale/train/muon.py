@@ -1,7 +1,8 @@
 """Muon (Jordan et al., 2024): momentum whose matrices are made orthogonal; AdamW for all that is no matrix of a block.
 
 torch's and timm's Muon iterate in bf16, which some processors that announce it cannot run; here a CPU iterates in fp32.
-Matrices of the same shape, such as those of all blocks, are taken together.
+Matrices of the same shape, such as those of all blocks, are taken together. Where several processes train the same
+weights, each makes its share of the matrices orthogonal and they exchange them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim.adamw import adamw
 
@@ -55,7 +57,7 @@ class Muon(torch.optim.Optimizer):
             by_shape[p.shape].append(p)
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         for shape, alike in by_shape.items():
-            directions = orthogonal(torch.stack([self._nesterov(p, group["momentum"]) for p in alike]))
+            directions = orthogonal_together(torch.stack([self._nesterov(p, group["momentum"]) for p in alike]))
             size = -group["lr"] * 0.2 * max(shape) ** 0.5
             torch._foreach_add_(alike, list(directions.to(alike[0].dtype).unbind()), alpha=size)
 
@@ -90,6 +92,20 @@ class Muon(torch.optim.Optimizer):
             eps=group["eps"],
             maximize=False,
         )
+
+
+def orthogonal_together(matrices: Tensor) -> Tensor:
+    """`orthogonal` of matrices [K, rows, columns] that all processes have alike, the work shared among them."""
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    if world == 1:
+        return orthogonal(matrices)
+    share = -(-len(matrices) // world)
+    # Those beyond the end are the first ones again: every process must give equally many.
+    own = torch.arange(dist.get_rank() * share, (dist.get_rank() + 1) * share, device=matrices.device) % len(matrices)
+    done = orthogonal(matrices[own]).contiguous()
+    found = torch.empty(world * share, *matrices.shape[1:], dtype=done.dtype, device=done.device)
+    dist.all_gather_into_tensor(found, done)
+    return found[: len(matrices)]
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

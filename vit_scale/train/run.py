@@ -15,6 +15,7 @@ from torch import nn
 
 from vit_scale.config import Config
 from vit_scale.data.cache import with_cache
+from vit_scale.data.glance import glance
 from vit_scale.data.loading import Batch, EvalLoader, TrainLoader, choose_workers
 from vit_scale.data.mixing import Mixing
 from vit_scale.data.normalize import Normalize, Values, resolve_normalization
@@ -26,6 +27,7 @@ from vit_scale.models import create_from_config
 from vit_scale.models.attention import check_attention_backend
 from vit_scale.models.interface import ImageModel
 from vit_scale.models.weights import load_weights
+from vit_scale.models.whitening import whiten_patches
 from vit_scale.report.activations import Precision
 from vit_scale.train import folder_lock, resume, run_folder
 from vit_scale.train.checkpoint import CheckpointFolder
@@ -60,6 +62,9 @@ from vit_scale.train.zero import check_engine
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+WHITENED_IMAGES = 1000
+"""Images that the whitening of patches is made from."""
 
 
 @dataclass
@@ -126,6 +131,8 @@ def build_run(config: Config, recipe: str) -> Run:
     plan = make_plan(config, train_images=_train_images(config, data), processes=world_size(), device=device_type)
     model, weights_note = _build_model(config, data)
     progressive = make_progressive(config.augment.progressive, plan.steps, model)
+    if config.model.init == "whitened" and config.model.weights is None:
+        _whiten(model, config, data, progressive)
     settings_note = launcher_note(config, plan, strategy, precision)
     accelerator = make_accelerator(config, plan, strategy, precision, params=sum(p.numel() for p in model.parameters()))
     folder, found, notes = on_main(lambda: _open_folder(config, recipe, plan))
@@ -210,6 +217,16 @@ def _build_model(config: Config, data: Data) -> tuple[ImageModel, str | None]:
     if config.model.weights is None:
         return model, None
     return model, load_weights(model, config.model.weights).summary()
+
+
+def _whiten(model: ImageModel, config: Config, data: Data, progressive: Progressive) -> None:
+    """Start the patch projection from the training images, at the size they have at first; alike on all processes."""
+    if isinstance(data.train, StreamSource):
+        raise UserError("model.init = 'whitened': looks at images from all over the data, which streaming cannot")
+    channels = model.in_chans
+    images = glance(data.train, WHITENED_IMAGES, augment=config.augment, img_size=model.img_size, in_chans=channels)
+    normalize = Normalize(*resolve_normalization(config.data, config.model.name, channels))
+    whiten_patches(model, progressive(normalize(images), step=0))
 
 
 def _open_folder(config: Config, recipe: str, plan: Plan) -> tuple[Path, Path | None, list[str]]:

@@ -1,0 +1,153 @@
+"""Endless batches of the same images with the same augmentation: ours, timm's, Hugging Face's and decoding alone."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import simplejpeg
+import torch
+from PIL import Image
+from timm_images import FOREVER, TimmImages
+from torch.utils.data import DataLoader, Dataset
+
+from vit_scale.config import AugmentConfig, DataConfig
+from vit_scale.data.cache import with_cache
+from vit_scale.data.loading import TrainLoader
+from vit_scale.data.normalize import NORMALIZATIONS, Normalize
+from vit_scale.data.sources import Source
+
+OURS, CACHED = "vit_scale", "vit_scale cached"
+TIMM, HUGGING_FACE = "timm", "with_transform + torchvision v2"
+DECODING = "decoding alone"
+
+AUGMENT = AugmentConfig(rand_augment="rand-m9-mstd0.5-inc1", erase=0.25)
+MEAN, STD = NORMALIZATIONS["imagenet"]
+
+
+def build_sides(source: Source, folder: str, size: int, args: argparse.Namespace, scratch: str) -> dict[str, Any]:
+    """Endless iterators over normalised batches, by name; decoding alone gives numbers of images."""
+    cache = DataConfig(source=folder, cache="decoded", cache_dir=scratch)
+    cached = with_cache(source, cache, img_size=(size, size), in_chans=3)
+    return {
+        TIMM: timm_batches(folder, size, args),
+        HUGGING_FACE: hugging_face_batches(folder, size, args),
+        OURS: our_batches(source, size, args),
+        CACHED: our_batches(cached, size, args),
+        DECODING: decoded_images(source, args),
+    }
+
+
+def our_batches(source: Any, size: int, args: argparse.Namespace) -> Iterator[torch.Tensor]:
+    """As training gets them."""
+    loader = TrainLoader(
+        source,
+        augment=AUGMENT,
+        img_size=(size, size),
+        in_chans=3,
+        global_batch=args.batch,
+        micro_batch=args.batch,
+        rank=0,
+        world=1,
+        seed=0,
+        workers=args.workers,
+        end_step=FOREVER,
+        mean=MEAN,
+        std=STD,
+        held=1,
+    )
+    normalize = Normalize(MEAN, STD, reuse=True)
+    return (normalize(batch.images) for batch in loader)
+
+
+def timm_batches(folder: str, size: int, args: argparse.Namespace) -> Iterator[torch.Tensor]:
+    """By timm's `create_loader`."""
+    from timm.data import create_loader
+
+    loader = create_loader(
+        cast(Any, TimmImages(folder)),
+        input_size=(3, size, size),
+        batch_size=args.batch,
+        is_training=True,
+        auto_augment=AUGMENT.rand_augment,
+        re_prob=AUGMENT.erase,
+        re_mode="pixel",
+        interpolation="random",
+        color_jitter=0,
+        mean=MEAN,
+        std=STD,
+        num_workers=args.workers,
+        pin_memory=False,
+        device=torch.device("cpu"),
+    )
+    return (images for images, _ in loader)
+
+
+class Repeated(Dataset[Any]):
+    """An epoch that never ends."""
+
+    def __init__(self, dataset: Any):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return FOREVER
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index % len(self.dataset)]
+
+
+def hugging_face_batches(folder: str, size: int, args: argparse.Namespace) -> Iterator[torch.Tensor]:
+    """By `with_transform` and torchvision's transforms v2 on uint8 tensors, the fast way of its documentation.
+
+    Its RandAugment has 31 strengths; 27 is timm's 9 of 10.
+    """
+    from torchvision.transforms import v2
+
+    images = TimmImages(folder)
+    transform = v2.Compose(
+        [
+            v2.ToImage(),
+            v2.RandomResizedCrop(size, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.RandAugment(num_ops=2, magnitude=27, fill=[124, 116, 104]),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(MEAN, STD),
+            v2.RandomErasing(p=AUGMENT.erase, value="random"),
+            v2.ToPureTensor(),
+        ]
+    )
+
+    def apply(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        return {"image": [transform(image.convert("RGB")) for image in rows[images.image]]}
+
+    dataset = Repeated(images.dataset.with_transform(apply))
+    loader = DataLoader(dataset, batch_size=args.batch, shuffle=True, num_workers=args.workers)
+    return (batch["image"] for batch in loader)
+
+
+class Decoding(Dataset[int]):
+    """Whole JPEG files decoded in colour, `batch` at a time."""
+
+    def __init__(self, source: Source, batch: int):
+        self.source, self.batch = source, batch
+
+    def __len__(self) -> int:
+        return FOREVER
+
+    def __getitem__(self, index: int) -> int:
+        for i in range(index * self.batch, (index + 1) * self.batch):
+            image = self.source.read(i % len(self.source)).image
+            data = Path(image).read_bytes() if isinstance(image, str) else memoryview(image).cast("B")
+            if simplejpeg.is_jpeg(data):
+                simplejpeg.decode_jpeg(data, strict=False)
+            else:
+                Image.open(io.BytesIO(data)).convert("RGB")
+        return self.batch
+
+
+def decoded_images(source: Source, args: argparse.Namespace) -> Iterator[int]:
+    """Numbers of images that were decoded and thrown away."""
+    return iter(DataLoader(Decoding(source, args.batch), batch_size=None, num_workers=args.workers))

@@ -1,0 +1,127 @@
+"""Peak memory of training: our model beside timm's at the same batch, and each strategy beside its prediction.
+
+    python benchmarks/memory.py [--models vit_cifar_small:64 ...] [--cases vit_cifar_base:4 ...] [--json]
+
+The peak is the most that torch's allocator had handed out at once, the model's making included; on a CPU the profiler
+tells it. The first rows train both models for three steps in this process, with fused AdamW. In the others two
+processes (gloo, or NCCL on GPUs) take three updates of a run under DDP and ZeRO-1, -2, -3 by the training loop, with
+EMA; the peer is what `--dry-run` and launch/report.py predict for the same run. What another thread frees, such as
+gloo's, the profiler does not see, so the process with the smaller peak counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from programs import run_program
+from side_by_side import Row, parser, show
+from torch import nn
+from train_step import build_theirs, step_of
+
+import vit_scale
+from vit_scale.plan.machine import Machine
+from vit_scale.plan.memory import memory_model
+from vit_scale.recipe import build_config
+from vit_scale.report.measured import peak_bytes
+from vit_scale.report.memory import STRATEGIES, Strategy
+from vit_scale.report.model_report import report_on
+
+PROCESSES = 2
+WITHIN = 0.1
+MEGABYTE = 1e6
+LIMIT = "activations that the backward pass needs, which are the same; branches that are skipped keep none"
+LIMIT_OF_MODEL = (
+    "what torch and DeepSpeed hold for a moment only: gathered weights, flattened copies, messages on the way"
+)
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    options = parser(__doc__, rounds=1)
+    options.add_argument("--models", nargs="+", default=["vit_cifar_small:64", "vit_small_patch16_224:8"])
+    options.add_argument("--drop-path", nargs="+", type=float, default=[0.0, 0.1, 0.4])
+    options.add_argument("--cases", nargs="+", default=["vit_cifar_small:16", "vit_cifar_512x6:8"])
+    args = options.parse_args()
+    rows = [beside_timm(*_split(model), rate, args) for model in args.models for rate in args.drop_path]
+    rows += [beside_prediction(*_split(case), strategy, args) for case in args.cases for strategy in STRATEGIES]
+    show(rows, args)
+
+
+def _split(model: str) -> tuple[str, int]:
+    name, batch = model.split(":")
+    return name, int(batch)
+
+
+def beside_timm(name: str, batch: int, rate: float, args: argparse.Namespace) -> Row:
+    """Three steps of each model."""
+    ours = peak_bytes(lambda: train(_ours(name, rate), batch, args.device), args.device) / MEGABYTE
+    theirs = peak_bytes(lambda: train(build_theirs(name, rate, 10), batch, args.device), args.device) / MEGABYTE
+    case, ratio = f"{name}, batch {batch}, drop path {rate:g}", ours / theirs
+    return Row(case, ours, theirs, "MB", ratio, ratio, ratio, goal=1.0, better="lower", limit=LIMIT)
+
+
+def _ours(name: str, rate: float) -> nn.Module:
+    return vit_scale.create_model(name, num_classes=10, drop_path=rate)
+
+
+def train(model: Any, batch: int, device: str) -> object:
+    """Three steps on images that stay in memory."""
+    torch.manual_seed(0)
+    model = model.train().to(device)
+    height, width = model.patch_embed.img_size
+    images = torch.randn(batch, 3, height, width, device=device)
+    step = step_of(model, images, torch.zeros(batch, dtype=torch.long, device=device))
+    for _ in range(3):
+        step()
+    return model, step
+
+
+def beside_prediction(name: str, batch: int, strategy: Strategy, args: argparse.Namespace) -> Row:
+    """Three updates of a run on two processes."""
+    tree = recipe(name, batch, strategy)
+    measured, expected = measure(tree) / MEGABYTE, predict(tree, strategy, batch) / MEGABYTE
+    case, ratio = f"{name}, {batch} images a process, {strategy}: measured over predicted", measured / expected
+    return Row(case, measured, expected, "MB", ratio, ratio, ratio, goal=WITHIN, better="near", limit=LIMIT_OF_MODEL)
+
+
+def recipe(name: str, batch: int, strategy: str) -> dict[str, Any]:
+    """A run on synthetic images. Dropout is off: a CPU keeps its masks in fp32, GPUs in a byte."""
+    return {
+        "model": {"name": name, "dropout": 0.0},
+        "data": {"source": "synthetic", "synthetic_images": 256, "synthetic_classes": 10, "workers": 0},
+        "schedule": {"steps": 10},
+        "batch": {"global": PROCESSES * batch, "micro": batch},
+        "ema": {"decay": 0.99},
+        "parallel": {"strategy": strategy, "precision": "fp32"},
+        "track": {"wandb": "disabled"},
+    }
+
+
+def measure(tree: dict[str, Any]) -> int:
+    """Bytes at the peak, of the process where less was missed."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch, "recipe.yaml")
+        path.write_text(yaml.safe_dump(tree))
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(PROCESSES)]
+        here = str(Path(__file__).with_name("memory_of_run.py"))
+        out = run_program([*launcher, here, str(path), f"run.dir={scratch}/run"], {"OMP_NUM_THREADS": "1"})
+    return min(json.loads(line)["peak"] for line in out.splitlines() if line.startswith('{"peak"'))
+
+
+def predict(tree: dict[str, Any], strategy: Strategy, batch: int) -> int:
+    """Bytes at the peak by the memory model."""
+    config = build_config(tree)
+    machine = Machine("CPU", PROCESSES, 2**40, None, "cpu", "fp32")
+    model = memory_model(report_on(config, gpus=PROCESSES), machine, config)
+    return model.footprint(strategy, batch, accumulation=1).peak
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""What the benchmarks say of two sides, and the page that is made of it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture
+def side_by_side(root: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(root / "benchmarks")
+    return importlib.import_module("side_by_side")
+
+
+@pytest.fixture
+def run_all(side_by_side: ModuleType) -> ModuleType:
+    return importlib.import_module("run_all")
+
+
+@pytest.mark.parametrize(
+    ("better", "goal", "ratio", "reached"),
+    [
+        ("higher", 2.0, 2.0, True),
+        ("higher", 2.0, 1.99, False),
+        ("lower", 0.2, 0.2, True),
+        ("lower", 0.2, 0.21, False),
+        ("near", 0.1, 0.91, True),
+        ("near", 0.1, 1.2, False),
+        ("higher", None, 1.0, None),
+    ],
+)
+def test_goals(side_by_side: ModuleType, better: str, goal: float | None, ratio: float, reached: bool | None) -> None:
+    row = side_by_side.Row("case", ratio, 1.0, "s", ratio, ratio, ratio, goal=goal, better=better)
+    assert row.reached is reached
+    assert ("not reached" in row.goal_in_words()) == (reached is False)
+
+
+def test_sides_take_turns_and_change_their_order(side_by_side: ModuleType) -> None:
+    calls: list[str] = []
+
+    def side(name: str, value: float) -> float:
+        calls.append(name)
+        return value
+
+    values = side_by_side.interleave({"a": lambda: side("a", 4.0), "b": lambda: side("b", 2.0)}, rounds=2, warmup=1)
+    assert calls == ["b", "a", "a", "b", "b", "a"]
+    row = side_by_side.compare("case", values, "a", "b", "images/s")
+    assert (row.ours, row.peer, row.ratio) == (4.0, 2.0, 2.0)
+
+
+def test_the_page_has_every_row_with_spread_goal_and_limit(run_all: ModuleType, side_by_side: ModuleType) -> None:
+    row = side_by_side.Row("a case", 20.0, 10.0, "images/s", 2.0, 1.9, 2.1, goal=1.5, limit="the sun")
+    row.more["of the peak, ours"] = 0.5
+    found = dataclasses.asdict(row) | {"reached": True}
+    report = {"machine": "a machine", "rows": [found], "notes": ["a note"], "seconds": 60.0}
+    page = run_all.page({"train_step": report}, argparse.Namespace(data="x/photos", small=None), minutes=12.0)
+    assert "| a case | 20 | 10 | images/s | 2.00 | 1.90 to 2.10 | >= 1.5: reached |" in page
+    for words in ("a machine", "12 minutes", "photographs photos", "the sun", "0.5 of the peak, ours", "a note"):
+        assert words in page
+
+
+def test_every_benchmark_is_on_the_page_but_the_one_that_takes_an_hour(run_all: ModuleType, root: Path) -> None:
+    scripts = {
+        path.stem for path in (root / "benchmarks").glob("*.py") if "from side_by_side import" in path.read_text()
+    }
+    rows = {name for name in scripts if "show(" in (root / f"benchmarks/{name}.py").read_text()}
+    assert set(run_all.ABOUT) == rows
