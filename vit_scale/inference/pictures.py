@@ -71,7 +71,7 @@ def _write_counts(axes: Any, confusion: np.ndarray, shares: np.ndarray) -> None:
 def _circle_worst(axes: Any, confusion: np.ndarray, shares: np.ndarray, class_names: Sequence[str]) -> None:
     errors = np.where(np.eye(len(confusion), dtype=bool), 0, shares)
     for row, column in zip(*np.unravel_index(np.argsort(-errors, axis=None)[:_CIRCLED], errors.shape), strict=True):
-        if not confusion[row, column]:
+        if not errors[row, column]:
             break
         axes.plot(column, row, "o", markersize=9, markerfacecolor="none", markeredgecolor="#d1495b")
         on_the_left = column > 0.7 * len(confusion)
