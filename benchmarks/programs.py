@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+SECONDS_AT_MOST = 300
 
 
 def run_program(command: list[str], environment: Mapping[str, str] | None = None) -> str:
@@ -18,6 +20,21 @@ def run_program(command: list[str], environment: Mapping[str, str] | None = None
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\nended with status {done.returncode}:\n{done.stderr[-2000:]}")
     return done.stdout
+
+
+def time_until(command: list[str], seen: Callable[[], bool], stdout: int = subprocess.DEVNULL) -> float:
+    """Seconds from starting a program to the moment when something is seen; then it is ended."""
+    start = time.perf_counter()
+    program = subprocess.Popen(command, cwd=ROOT, stdout=stdout, stderr=subprocess.DEVNULL)
+    try:
+        while not seen():
+            if program.poll() is not None or time.perf_counter() - start > SECONDS_AT_MOST:
+                raise SystemExit(f"{' '.join(command)}: no update was seen (status {program.poll()})")
+            time.sleep(0.01)
+        return time.perf_counter() - start
+    finally:
+        program.kill()
+        program.wait()
 
 
 def logged_rate(run_folder: Path, step: int) -> float:

@@ -15,12 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import yaml
 from photographs import make_photographs
-from programs import ROOT
+from programs import ROOT, time_until
 from side_by_side import Row, compare, interleave, parser, quartiles, show
 from train_end_to_end import Case, our_recipe
 
@@ -31,7 +30,6 @@ QUICK = {
     "launch/train.py --help": ["launch/train.py", "--help"],
     "launch/report.py vit_large_patch16_224": ["launch/report.py", "vit_large_patch16_224"],
 }
-SECONDS_AT_MOST = 300
 
 
 def main() -> None:
@@ -62,21 +60,6 @@ def start_timm(case: Case) -> float:
     with tempfile.TemporaryFile() as out:
         command = [sys.executable, str(HERE / "timm_train.py"), "--data", case.data, "--batch", str(case.batch)]
         return time_until(command, lambda: os.fstat(out.fileno()).st_size > 0, stdout=out.fileno())
-
-
-def time_until(command: list[str], seen: Callable[[], bool], stdout: int = subprocess.DEVNULL) -> float:
-    """Seconds from starting a program to the moment when something is seen; then it is ended."""
-    start = time.perf_counter()
-    program = subprocess.Popen(command, cwd=ROOT, stdout=stdout, stderr=subprocess.DEVNULL)
-    try:
-        while not seen():
-            if program.poll() is not None or time.perf_counter() - start > SECONDS_AT_MOST:
-                raise SystemExit(f"{' '.join(command)}: no update was seen (status {program.poll()})")
-            time.sleep(0.01)
-        return time.perf_counter() - start
-    finally:
-        program.kill()
-        program.wait()
 
 
 def quick(name: str, command: list[str], args: argparse.Namespace) -> Row:

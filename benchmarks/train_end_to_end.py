@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 from photographs import make_photographs
-from programs import logged_rate, run_program
+from programs import logged_rate, run_program, time_until
 from side_by_side import Row, add_shares_of_peak, compare, interleave, matmul_gflops, parser, show, train_gflops
 
 import vit_scale
@@ -48,7 +48,7 @@ def main() -> None:
     options = parser(__doc__, rounds=3)
     options.add_argument("--data", help="photographs, at 224 px")
     options.add_argument("--small", help="small images, at 32 px, such as CIFAR-10")
-    options.add_argument("--steps", type=int, default=12, help="updates of each side in each round")
+    options.add_argument("--steps", type=int, default=8, help="updates of each side in each round")
     args = options.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         small = args.small or make_photographs(Path(scratch, "small"), 4000, 32, 32)
@@ -99,7 +99,12 @@ def run_ours(case: Case, steps: int, scratch: Path) -> float:
     folder = Path(tempfile.mkdtemp(dir=scratch))
     recipe = folder / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(our_recipe(case, steps, folder / "run")))
-    run_program([sys.executable, "launch/train.py", str(recipe)])
+    metrics = folder / "run/metrics.jsonl"
+    # Ended after the last update: the evaluation of all validation images that follows is not what is measured.
+    time_until(
+        [sys.executable, "launch/train.py", str(recipe)],
+        lambda: metrics.exists() and f'"step": {steps},' in metrics.read_text(),
+    )
     return logged_rate(folder / "run", steps)
 
 

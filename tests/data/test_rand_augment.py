@@ -72,6 +72,14 @@ def test_every_operation_works_at_any_size_and_number_of_channels(name: str, sha
     assert np.array_equal(x, before), "the image itself is left alone"
 
 
+@pytest.mark.parametrize("name", list(OPERATIONS))
+@pytest.mark.filterwarnings("error")
+def test_images_that_cannot_be_written_to_make_no_warning(name: str) -> None:
+    x = np.zeros((3, 96, 96), np.uint8)
+    x.flags.writeable = False
+    assert OPERATIONS[name](x, 0.5, Dice(False, False, np.array(FILL, np.uint8))).shape == x.shape
+
+
 @pytest.mark.parametrize(
     "spec",
     ["rand-m9-mstd0.5-inc1", "rand-n2-m10", "rand-m7-n3-p0.8", "rand-mstd101-m5", "rand-m12-mmax15", "rand-tweights"],

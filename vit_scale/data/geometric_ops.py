@@ -161,7 +161,7 @@ def rotate(x: Planes, degrees: float, bicubic: bool, fill: Planes) -> Planes:
     torch.add(across * (sin / height), down * (cos / height), out=grid[:, :, 1])
     # Outside is 0, so levels are counted from the fill levels.
     base = torch.from_numpy(fill.astype(np.float32)).view(-1, 1, 1)
-    pixels = torch.from_numpy(x).to(torch.float32).sub_(base)
+    pixels = torch.from_numpy(x.astype(np.float32)).sub_(base)
     mode = "bicubic" if bicubic else "bilinear"
     out = grid_sample(pixels[None], grid[None], mode, padding_mode="zeros", align_corners=False)[0]
     return out.add_(base).clamp_(0, 255).to(torch.uint8).numpy()
