@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from programs import ROOT
-from side_by_side import Row
+from side_by_side import Row, number
 
 HERE = Path(__file__).parent
 ABOUT = {
@@ -93,7 +93,7 @@ def page(reports: dict[str, dict[str, Any]], args: argparse.Namespace, minutes: 
         f"- Machine: {machine}",
         f"- Date: {datetime.date.today().isoformat()}, {minutes:.0f} minutes in all",
         f"- Images: {images}",
-        "- On a GPU the same scripts run unchanged, timed by CUDA events; all rows here are from the machine above",
+        "- `--device cuda` is for running the same scripts on a GPU; all rows here are from the machine above",
     ]
     return "\n".join([*head, *(line for name, report in reports.items() for line in section(name, report)), ""])
 
@@ -122,10 +122,6 @@ def cells(row: Row) -> list[str]:
 
 def more(row: Row) -> str:
     return ", ".join(f"{number(value)} {name}" for name, value in row.more.items())
-
-
-def number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 if __name__ == "__main__":

@@ -107,17 +107,13 @@ def matmul_gflops(device: str = "cpu", size: int = 1024, repeats: int = 10) -> f
     return 2 * size**3 / best / 1e9
 
 
-def add_shares_of_peak(row: Row, train_gflops: float, peak: float) -> None:
+def add_shares_of_peak(row: Row, model: nn.Module, peak: float) -> None:
     """Beside images per second: the share of the matrix product's `peak` that they are, for each side (MFU)."""
-    row.more["of the peak, ours"] = row.ours * train_gflops / peak
-    row.more["of the peak, peer"] = row.peer * train_gflops / peak
-
-
-def train_gflops(model: nn.Module) -> float:
-    """GFLOP of an image, forward and backward, without stochastic depth."""
     from vit_scale.report.count import count_model
 
-    return 6 * count_model(model).macs / 1e9
+    gflops = 6 * count_model(model).macs / 1e9  # Of an image, forward and backward, without stochastic depth.
+    row.more["of the peak, ours"] = row.ours * gflops / peak
+    row.more["of the peak, peer"] = row.peer * gflops / peak
 
 
 def machine(device: str = "cpu") -> str:
@@ -155,15 +151,16 @@ def show(rows: Sequence[Row], args: argparse.Namespace, notes: Sequence[str] = (
     width = max(len(row.case) for row in rows)
     print(f"{'':{width}}  {'ours':>10}  {'peer':>10}  {'':12}  {'ratio':>6}  {'quartiles':>13}  goal")
     for row in rows:
-        print(f"{row.case:{width}}  {_number(row.ours)}  {_number(row.peer)}  {row.unit:12}  {_ratio(row)}")
+        print(f"{row.case:{width}}  {number(row.ours):>10}  {number(row.peer):>10}  {row.unit:12}  {_ratio(row)}")
         for name, value in row.more.items():
-            print(f"{'':{width}}  {_number(value)}  {name}")
+            print(f"{'':{width}}  {number(value):>10}  {name}")
     for note in notes:
         print(note)
 
 
-def _number(value: float) -> str:
-    return f"{value:10,.0f}" if value >= 100 else f"{value:10.3g}"
+def number(value: float) -> str:
+    """Three digits, or all of those before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _ratio(row: Row) -> str:

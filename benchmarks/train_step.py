@@ -25,7 +25,6 @@ from side_by_side import (
     parser,
     seconds,
     show,
-    train_gflops,
 )
 from torch import nn
 
@@ -72,7 +71,7 @@ def measure(name: str, batch: int, rate: float, peak: float, args: Any) -> Row:
         goal=GOALS.get(rate),
         limit=LIMIT,
     )
-    add_shares_of_peak(row, train_gflops(ours), peak)
+    add_shares_of_peak(row, ours, peak)
     return row
 
 
