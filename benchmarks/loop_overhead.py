@@ -61,7 +61,10 @@ def open_run(args: argparse.Namespace, scratch: Path) -> Run:
         "run": {"dir": str(scratch / "run")},
         "track": {"wandb": "offline"},
     }
-    return build_run(build_config(recipe), "benchmark")
+    run = build_run(build_config(recipe), "benchmark")
+    if run.record is not None:
+        run.record.wait_for_trackers()
+    return run
 
 
 def our_steps(run: Run, batches: list[Batch]) -> Callable[[], None]:

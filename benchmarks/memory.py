@@ -92,9 +92,9 @@ def beside_prediction(name: str, batch: int, strategy: Strategy, args: argparse.
 
 
 def recipe(name: str, batch: int, strategy: str) -> dict[str, Any]:
-    """A run on synthetic images. Dropout is off: a CPU keeps its masks in fp32, GPUs in a byte."""
+    """A run on synthetic images."""
     return {
-        "model": {"name": name, "dropout": 0.0},
+        "model": {"name": name},
         "data": {"source": "synthetic", "synthetic_images": 256, "synthetic_classes": 10, "workers": 0},
         "schedule": {"steps": 10},
         "batch": {"global": PROCESSES * batch, "micro": batch},

@@ -17,6 +17,16 @@ def adopt_launcher() -> None:
         os.environ.setdefault(name, value)
 
 
+def world_size() -> int:
+    """Processes that the launcher started, before any of them has spoken to another."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_main_process() -> bool:
+    """Whether this is the process that speaks, known before any set-up."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def slurm_variables(env: dict[str, str]) -> dict[str, str]:
     """RANK and the like for a process that `srun` started beside others; nothing for any other process.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -57,6 +58,15 @@ def test_any_number_of_workers_gives_the_same_batches(
     workers: int, digits: Data, train_loader: Build, reference: dict
 ) -> None:
     loader = train_loader(digits.train, augment=EVERYTHING, workers=workers, micro_batch=4)
+    assert joined(loader) == reference
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_head_start_changes_nothing(workers: int, digits: Data, train_loader: Build, reference: dict) -> None:
+    loader = train_loader(digits.train, augment=EVERYTHING, workers=workers)
+    loader.start()
+    loader.start()
     assert joined(loader) == reference
     loader.close()
 
@@ -311,6 +321,37 @@ def test_closing_ends_the_workers(digits: Data, train_loader: Build) -> None:
     assert next(batches, None) is None
     _, alive = psutil.wait_procs(list(started), timeout=20)
     assert not alive
+
+
+def test_closing_ends_workers_that_nobody_has_asked_for_a_batch(digits: Data, train_loader: Build) -> None:
+    import psutil
+
+    before = set(psutil.Process().children())
+    loader = train_loader(digits.train, workers=2, end_step=1000)
+    loader.start()
+    started = set(psutil.Process().children()) - before
+    assert len(started) == 2
+    loader.close()
+    assert list(loader) == []
+    _, alive = psutil.wait_procs(list(started), timeout=20)
+    assert not alive
+
+
+def test_workers_collect_garbage_even_if_they_begin_while_that_is_off(train_loader: Build) -> None:
+    from vit_scale.data.sample import Sample
+
+    class Source(Deadly):
+        def read(self, index: int) -> Any:
+            return Sample(np.zeros((8, 8), np.uint8), int(gc.isenabled()))
+
+    loader = train_loader(Source(), workers=1)
+    gc.disable()
+    try:
+        loader.start()
+    finally:
+        gc.enable()
+    assert all(batch.labels.all() for batch in loader)
+    loader.close()
 
 
 UNCLOSED = """

@@ -1,6 +1,8 @@
-"""Stochastic depth: skipping is masking in distribution, computes less, and keeps its shapes from step to step."""
+"""Stochastic depth: skipping is masking in distribution, computes less, and on a GPU keeps its shapes."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -33,14 +35,30 @@ def test_skip_equals_mask_in_mean_and_variance(batch: int, rate: float) -> None:
 
 
 @pytest.mark.parametrize(("batch", "rate"), [(8, 0.25), (7, 0.4), (1, 0.9), (3, 0.999)])
-def test_the_branch_sees_the_same_number_of_samples_at_every_step(batch: int, rate: float) -> None:
-    seen = []
-    layer = DropPath(rate, "skip")
-    for _ in range(20):
-        layer(torch.randn(batch, 2, 4), lambda x: seen.append(x.shape[0]) or x.clone())
+def test_a_gpu_computes_the_same_number_of_samples_at_every_step(batch: int, rate: float) -> None:
+    """Shown on the meta device, which is treated like one."""
+    seen = computed_samples(batch, rate, "meta")
     assert set(seen) == {kept_samples(batch, rate)}
     assert 1 <= seen[0] <= batch
     assert seen[0] < batch * (1 - rate) + 1
+
+
+@pytest.mark.parametrize(("batch", "rate"), [(8, 0.25), (7, 0.4), (16, 0.1), (3, 0.999)])
+def test_a_cpu_computes_no_more_samples_than_are_kept(batch: int, rate: float) -> None:
+    torch.manual_seed(0)
+    seen = computed_samples(batch, rate, "cpu")
+    expected = max(1, batch * (1 - rate))
+    assert set(seen) <= {math.floor(expected), math.ceil(expected)}
+    assert sum(seen) / len(seen) == pytest.approx(expected, abs=0.15)
+
+
+def computed_samples(batch: int, rate: float, device: str) -> list[int]:
+    """How many samples the branch sees in each of some draws."""
+    seen: list[int] = []
+    layer = DropPath(rate, "skip")
+    for _ in range(200):
+        layer(torch.randn(batch, 2, 4, device=device), lambda x: seen.append(x.shape[0]) or x.clone())
+    return seen
 
 
 def test_kept_samples_are_exact_where_they_can_be() -> None:
@@ -62,6 +80,15 @@ def test_skip_gradient_is_that_of_the_samples_kept() -> None:
     pairs = zip(*(torch.autograd.grad(y.square().sum(), inputs) for y in (found, expected)), strict=True)
     for mine, theirs in pairs:
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_what_a_branch_adds_is_not_kept_for_the_backward_pass() -> None:
+    """Nor is anything else of its size: the samples taken and the numbers of those are all."""
+    x = torch.randn(8, 16, 32, requires_grad=True)
+    saved: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        DropPath(0.5, "skip")(x, lambda t: t + 1)
+    assert sum(saved) <= 2 * 8
 
 
 def test_nothing_is_dropped_in_evaluation_or_at_rate_zero() -> None:

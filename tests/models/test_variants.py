@@ -10,6 +10,7 @@ import torch
 
 from vit_scale.errors import UserError
 from vit_scale.models import VARIANTS, check_model_name, create_model
+from vit_scale.models.dropout import Dropout
 from vit_scale.models.timm_models import create_counterpart
 from vit_scale.models.variants import pixel_statistics
 
@@ -71,11 +72,9 @@ def test_the_32_pixel_family_has_ten_classes_and_dropout() -> None:
     for name in ("vit_cifar_small", "vit_cifar_base", "vit_cifar_large", "vit_cifar_512x6"):
         assert (VARIANTS[name].num_classes, VARIANTS[name].dropout, VARIANTS[name].img_size) == (10, 0.1, (32, 32))
     model = create_model("vit_cifar_small", depth=1)
-    rates = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    rates = [module.rate for module in model.modules() if isinstance(module, Dropout)]
     assert rates == [0.1] * 3
-    assert not any(
-        isinstance(m, torch.nn.Dropout) for m in create_model("vit_cifar_small", depth=1, dropout=0).modules()
-    )
+    assert not any(isinstance(m, Dropout) for m in create_model("vit_cifar_small", depth=1, dropout=0).modules())
 
 
 def test_an_unknown_name_names_the_nearest() -> None:

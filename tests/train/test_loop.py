@@ -1,8 +1,10 @@
-"""The training loop asks a GPU for numbers at logged steps only."""
+"""The training loop asks a GPU for numbers at logged steps only, and its first update waits for nothing else."""
 
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +19,7 @@ from vit_scale.data.loading import Batch
 from vit_scale.data.mixing import Mixing
 from vit_scale.data.normalize import Normalize
 from vit_scale.recipe import load_recipe
+from vit_scale.train import meter as meters
 from vit_scale.train.ema import Ema
 from vit_scale.train.loop import Meter, update
 from vit_scale.train.optim import build_optimizer
@@ -84,3 +87,37 @@ def test_update_on_a_gpu_never_asks_it_for_a_number(root: Path, monkeypatch: pyt
     assert meter.steps == 3
     assert meter.norm is not None
     assert meter.norm.device.type == "cuda"
+
+
+FIRST_UPDATE = """
+import os, sys
+from vit_scale.recipe import load_recipe
+from vit_scale.train import loop, run_recipe
+
+def stop(run):
+    assert run.state.step == 1
+    print("loaded:", *(name for name in ("timm", "wandb", "torch._dynamo") if name in sys.modules), flush=True)
+    os._exit(0)
+
+loop.tell_of_check = stop
+run_recipe(load_recipe("recipes/debug.yaml", sys.argv[1:]), "recipes/debug.yaml")
+"""
+
+
+def test_the_first_update_waits_for_neither_timm_nor_trackers_nor_the_compiler(root: Path, tmp_path: Path) -> None:
+    options = ["track.wandb=offline", "data.workers=0", f"run.dir={tmp_path / 'run'}"]
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_UPDATE, *options],
+        cwd=root, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded:"
+
+
+def test_what_is_done_while_the_meter_pauses_takes_no_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([10.0, 25.0])
+    monkeypatch.setattr(meters, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    meter = Meter(SimpleNamespace(), since=5.0)  # type: ignore[arg-type]
+    with meter.paused():
+        pass
+    assert meter.since == 20.0

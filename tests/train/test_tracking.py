@@ -36,7 +36,8 @@ class Listener(Tracker):
     def __init__(self, *failing: str) -> None:
         self.failing = failing
         self.heard: list[str] = []
-        self.may_start = threading.Event()
+        self.may_load, self.may_start = threading.Event(), threading.Event()
+        self.may_load.set()
         self.may_start.set()
 
     def _hear(self, method: str) -> None:
@@ -44,12 +45,18 @@ class Listener(Tracker):
         if method in self.failing:
             raise ConnectionError("the service is gone")
 
+    def load(self) -> None:
+        self.may_load.wait()
+
     def start(self) -> None:
         self.may_start.wait()
         self._hear("start")
 
     def log(self, step: int, metrics: dict[str, float | None]) -> None:
         self._hear("log")
+
+    def check(self, check: dict[str, Any]) -> None:
+        self._hear("check")
 
     def picture(self, step: int, name: str, picture: Image.Image) -> None:
         self._hear("picture")
@@ -102,6 +109,7 @@ def test_nobody_waits_for_a_tracker_that_hangs(monkeypatch: pytest.MonkeyPatch) 
     listener = Listener()
     listener.may_start.clear()
     teller = Teller(listener, said.append)
+    teller.wait_for_start()
     teller.tell("log", 1, {})
     teller.close()
     assert listener.heard == []
@@ -116,6 +124,7 @@ def test_a_late_tracker_misses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     listener = Listener()
     listener.may_start.clear()
     teller = Teller(listener, said.append)
+    teller.wait_for_start()
     teller.tell("log", 1, {})
     listener.may_start.set()
     teller.close()
@@ -124,16 +133,73 @@ def test_a_late_tracker_misses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_tracker_far_behind_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "SECONDS_TO_START", 0.01)
     monkeypatch.setattr(trackers, "MOST_WAITING", 3)
     said: list[str] = []
     listener = Listener()
     listener.may_start.clear()
     teller = Teller(listener, said.append)
+    teller.start()
     for step in range(10):
         teller.tell("log", step, {})
     assert len(said) == 1
     listener.may_start.set()
+
+
+def test_whoever_waits_for_the_start_finds_it_begun_and_done() -> None:
+    listener = Listener()
+    teller = Teller(listener, print)
+    teller.tell("log", 1, {})
+    assert not teller._thread.is_alive(), "a tracker that nobody has let begin has no thread"
+    teller.wait_for_start()
+    assert listener.heard[:1] == ["start"]
+    teller.start()
+    teller.close()
+    assert listener.heard == ["start", "log", "finish"], "to let it begin again changes nothing"
+
+
+@pytest.mark.parametrize("failing", ["load", "start"])
+def test_nobody_waits_for_a_tracker_that_has_failed(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ImportError("it is not there")
+
+    monkeypatch.setattr(trackers, "SECONDS_TO_START", 1e6)
+    said: list[str] = []
+    listener = Listener()
+    setattr(listener, failing, fail)
+    Teller(listener, said.append).wait_for_start()
+    assert said == ["listener cannot be used: it is not there. Training goes on; metrics.jsonl has everything."]
+
+
+def test_no_process_is_forked_while_a_tracker_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "SECONDS_TO_START", 0.01)
+    listener = Listener()
+    listener.may_load.clear()
+    teller = Teller(listener, print)
+    waiting = threading.Thread(target=teller.wait_for_start)
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive(), "an import is waited for, however long it takes"
+    listener.may_load.set()
+    waiting.join(60)
+    assert not waiting.is_alive()
+    teller.close()
+
+
+@pytest.mark.parametrize(("step", "heard"), [(0, ["check"]), (4, [])])
+def test_trackers_of_a_new_run_hear_of_the_check_before_what_was_told_earlier(
+    step: int, heard: list[str], tmp_path: Path
+) -> None:
+    listener = Listener()
+    record = record_in(tmp_path, [], step=step)
+    record._tellers = [Teller(listener, print)]
+    record.log(step + 1, {"train/loss": 1.0})
+    assert listener.heard == []
+    record.start_trackers({"equal": True})
+    record.wait_for_trackers()
+    assert listener.heard[:1] == ["start"]
+    record.close()
+    assert listener.heard == ["start", *heard, "log", "finish"]
+    assert json.loads((tmp_path / "summary.json").read_text())["timm_check"] == {"equal": True}
 
 
 @pytest.mark.parametrize(

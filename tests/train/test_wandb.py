@@ -28,7 +28,7 @@ CHECK = {
     "matched": "vit_small", "equal": True, "reason": "", "params": 7, "timm_params": 7, "macs": 3, "timm_macs": 3,
     "differences": [], "stages": {"patch_embed": {"ours": [[1, 4, 8]], "timm": [[1, 4, 8]]}},
 }  # fmt: skip
-FACTS = {"model": "vit_mu", "params": 7, "timm_check": CHECK, "peak_source": "measured"}
+FACTS = {"model": "vit_mu", "params": 7, "peak_source": "measured"}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,9 @@ def server(servers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any
 
 def open_record(folder: Path, said: list[str], *, step: int = 0, **track: Any) -> Record:
     config = build_config({"schedule": {"steps": 9}, "track": {"wandb": "auto", **track}})
-    return Record(folder, config, step=step, facts=FACTS, say=said.append)
+    record = Record(folder, config, step=step, facts=FACTS, say=said.append)
+    record.start_trackers(CHECK)
+    return record
 
 
 def steps_of(run: Any) -> list[int]:

@@ -61,9 +61,10 @@ def main(argv: Sequence[str]) -> int:
 
         return dry_run(config, args.recipe, args.gpus, args.gpu, mfu=args.mfu, images=args.images, as_json=args.json)
     from vit_scale.train import close_processes, run_recipe
-    from vit_scale.train.lost import LOST_STATUS, leave_at_once
 
     status = run_recipe(config, args.recipe)
+    from vit_scale.train.lost import LOST_STATUS, leave_at_once  # Imports torch; a run begins before that.
+
     if status == LOST_STATUS:
         leave_at_once()
     close_processes()

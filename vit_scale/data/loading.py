@@ -101,6 +101,10 @@ class TrainLoader:
     def __len__(self) -> int:
         return len(self._workers)
 
+    def start(self) -> None:
+        """Begin to load, before the first batch is asked for."""
+        self._workers.start()
+
     def __iter__(self) -> Iterator[Batch]:
         for made in self._workers:
             yield Batch(made.take_images(self._held), torch.from_numpy(made.labels), torch.from_numpy(made.places))
@@ -209,12 +213,19 @@ class _Workers:
             worker_init_fn=partial(_start_worker, self._closing),
         )
         self._running: Iterator[Made] | None = None
+        self._is_ahead = False
 
     def __len__(self) -> int:
         return len(self._loader)
 
+    def start(self) -> None:
+        """Let the workers begin; once more changes nothing."""
+        if not self._is_ahead:
+            self._running, self._is_ahead = iter(self._loader), True
+
     def __iter__(self) -> Iterator[Made]:
-        self._running = iter(self._loader)
+        self.start()
+        self._is_ahead = False
         while True:
             made = self._next()
             if made is None:
@@ -254,6 +265,7 @@ def _start_worker(closing: torch.Tensor, worker: int) -> None:
     # What was imported stays: otherwise the garbage collector goes through all of it again and again, and each worker
     # gets its own copy of the pages.
     gc.freeze()
+    gc.enable()  # It may be off while a run is built; what a worker makes is garbage soon.
     keep_freed_memory()
     _leave_signals_to_training(closing)
 

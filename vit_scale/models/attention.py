@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vit_scale.errors import UserError
+from vit_scale.models.dropout import Dropout
 from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding
 
 NORM_EPS = 1e-6
@@ -53,7 +54,7 @@ class Attention(nn.Module):
         self.rope = position if isinstance(position, RotaryEmbedding) else None
         self.rel_pos = position if isinstance(position, RelativeBias) else None
         self.proj = nn.Linear(dim, dim, bias=bias)
-        self.proj_drop = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.proj_drop = Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x_BND: Tensor, keep_BN: Tensor | None = None) -> Tensor:
         """Every token attends to every other; `keep_BN` are the tokens that patch dropout left."""

@@ -6,6 +6,8 @@ Shapes: B batch, N tokens, D token width.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vit_scale.models.dropout import Dropout
+
 
 class Mlp(nn.Module):
     """Two linear layers with GELU between."""
@@ -14,7 +16,7 @@ class Mlp(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(dim, hidden, bias=bias)
         self.fc2 = nn.Linear(hidden, dim, bias=bias)
-        self.drop = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.drop = Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x_BND: Tensor) -> Tensor:
         """Each token on its own."""
@@ -28,7 +30,7 @@ class SwiGlu(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(dim, 2 * hidden, bias=bias)
         self.fc2 = nn.Linear(hidden, dim, bias=bias)
-        self.drop = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.drop = Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x_BND: Tensor) -> Tensor:
         """Each token on its own."""

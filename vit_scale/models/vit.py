@@ -15,6 +15,7 @@ from vit_scale.errors import UserError
 from vit_scale.models.attention import NORM_EPS, Backend
 from vit_scale.models.block import Block
 from vit_scale.models.drop_path import drop_path_rates
+from vit_scale.models.dropout import Dropout
 from vit_scale.models.init import Init, init_weights, is_token_or_position
 from vit_scale.models.patch_dropout import drop_patches
 from vit_scale.models.patch_embed import PatchEmbed
@@ -56,7 +57,7 @@ class VisionTransformer(nn.Module):
         self.dist_token = nn.Parameter(torch.zeros(1, 1, dim)) if variant.distilled else None
         self.reg_token = nn.Parameter(torch.zeros(1, variant.registers, dim)) if variant.registers else None
         self._add_pos_embed()
-        self.pos_drop = nn.Dropout(variant.dropout) if variant.dropout else nn.Identity()
+        self.pos_drop = Dropout(variant.dropout) if variant.dropout else nn.Identity()
         rates = drop_path_rates(drop_path, variant.depth, drop_path_schedule)
         self.blocks = nn.ModuleList(
             Block(

@@ -79,12 +79,12 @@ def run_cost(
 
 def flops_per_image(config: Config, count: ModelCount, plan: Plan) -> float:
     """What training spends on an image, on average over the run."""
-    full = spent_on_an_image(count, config, plan)
+    full = spent_on_an_image(count, config, plan.micro_batch)
     if not config.augment.progressive:
         return full
     progressive = Progressive(config.augment.progressive, plan.steps)
     sides = Counter(progressive.size_at(step) for step in range(plan.steps))
-    spent = {side: spent_on_an_image(count.at_size(side), config, plan) if side else full for side in sides}
+    spent = {side: spent_on_an_image(count.at_size(side), config, plan.micro_batch) if side else full for side in sides}
     return sum(spent[side] * steps for side, steps in sides.items()) / plan.steps
 
 

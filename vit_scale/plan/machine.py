@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 
 from vit_scale.errors import UserError
+from vit_scale.launcher import world_size
 from vit_scale.report.activations import Precision
 from vit_scale.train.hardware import GPUS, peak
-from vit_scale.train.strategy import world_size
 
 DEFAULT_GPU = "H100"
 # Of the half-precision peak: TF32 has half the rate; GPUs from before it multiply fp32 at an eighth.

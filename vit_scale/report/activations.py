@@ -9,8 +9,8 @@ the plain kind saves
     mlp        b (N d + 2 N h)           input; the hidden layer before and after GELU
 
 The attention matrix itself (N x N) is kept by the kernels `math` and `explicit` only. Weights in half precision,
-which autocast keeps as well, do not grow with the batch; `memory.py` counts them. Dropout's masks are counted with
-one byte, as on GPUs. Gradients of activations are not counted: they live for one block at a time.
+which autocast keeps as well, do not grow with the batch; `memory.py` counts them. Dropout's masks have one
+byte an element. Gradients of activations are not counted: they live for one block at a time.
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ def vit_activations(
     recomputed = 0
     rates = drop_path_rates(drop_path, variant.depth, drop_path_schedule)
     for rate, recompute in zip(rates, recomputed_blocks(variant.depth, activation_checkpointing), strict=True):
-        skipping = rate > 0 and drop_path_mode == "skip"
-        block = _block(variant, tokens, precision, attention, skipping)
+        block = _block(variant, tokens, precision, attention)
         block = {part: round(size * computed_share(rate, drop_path_mode)) for part, size in block.items()}
         if recompute:
             recomputed = max(recomputed, sum(block.values()))
@@ -76,7 +75,7 @@ def vit_activations(
     return Activations(parts, recomputed)
 
 
-def _block(variant: Variant, tokens: int, precision: Precision, attention: str, skipping: bool) -> dict[str, int]:
+def _block(variant: Variant, tokens: int, precision: Precision, attention: str) -> dict[str, int]:
     """Bytes that one block saves for an image whose branches are computed."""
     number = number_bytes(precision)
     stream, row = tokens * variant.embed_dim, tokens * variant.num_heads
@@ -97,8 +96,6 @@ def _block(variant: Variant, tokens: int, precision: Precision, attention: str, 
         parts["layer_scale"] = 2 * number * stream
     if variant.dropout:
         parts["dropout"] = 2 * stream + tokens * variant.mlp_width
-    if skipping:
-        parts["drop_path"] = 2 * _STREAM_BYTES * stream  # what is added to the samples that were kept
     return parts
 
 

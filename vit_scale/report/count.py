@@ -28,7 +28,6 @@ from vit_scale.report.closed_form import (
     recomputed_blocks,
     training_tokens,
 )
-from vit_scale.report.counter import trace
 from vit_scale.report.meta import twin, unwrap
 from vit_scale.report.parts import params_by_part
 
@@ -139,6 +138,8 @@ def count_model(model: nn.Module, img_size: tuple[int, int] | None = None, in_ch
     if isinstance(model, VisionTransformer):
         variant = model.variant
         return ModelCount(params, macs_by_part(variant), norm_elements(variant), CLOSED_FORM, variant)
+    from vit_scale.report.counter import trace  # Imports much of torch that nothing else needs.
+
     size: tuple[int, int] = img_size or model.img_size  # type: ignore[assignment]
     channels: int = in_chans or model.in_chans  # type: ignore[assignment]
     followed = trace(twin(model), size, channels)

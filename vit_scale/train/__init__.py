@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
 from vit_scale.config import Config
+from vit_scale.launcher import is_main_process
+from vit_scale.report.check_aside import CheckAside
 
 
 def run_recipe(config: Config, recipe: str) -> int:
@@ -10,18 +14,20 @@ def run_recipe(config: Config, recipe: str) -> int:
     from vit_scale.train.quiet import quiet_libraries
 
     quiet_libraries()
+    gc.disable()  # Until all is imported and built, of which nothing is garbage: a tenth of the start.
+    check = CheckAside(config.model) if is_main_process() else None  # Before torch is imported, to go on beside that.
     from vit_scale.train.finish import finish
     from vit_scale.train.folder_lock import release
     from vit_scale.train.loop import train
     from vit_scale.train.lost import LOST_STATUS, is_lost_process, tell_of_loss
     from vit_scale.train.rejoin import rejoin_after_restart
     from vit_scale.train.run import RunFinished, build_run
-    from vit_scale.train.strategy import is_main_process
 
     run = None
     try:
         rejoin_after_restart(config.parallel.timeout_seconds)
-        run = build_run(config, recipe)
+        run = build_run(config, recipe, check)
+        gc.enable()
         status = train(run)
         if status == 0:
             finish(run)
@@ -38,6 +44,7 @@ def run_recipe(config: Config, recipe: str) -> int:
         tell_of_loss(error, run.folder if run else None, config.parallel.timeout_seconds)
         return LOST_STATUS
     finally:
+        gc.enable()
         if run is not None:
             run.close()
             release(run.folder)

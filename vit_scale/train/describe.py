@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from vit_scale.data.sources import Data
 from vit_scale.models.interface import ImageModel
 from vit_scale.report.count import ModelCount, count_model
 from vit_scale.report.figures import significant
-from vit_scale.report.timm_check import check_against_timm
 from vit_scale.train.plan import Plan
 
 STRATEGIES = {
@@ -57,12 +57,10 @@ def length_in_words(plan: Plan) -> str:
 def describe(
     config: Config, plan: Plan, data: Data, model: ImageModel, strategy: str, precision: str, folder: Path
 ) -> Description:
-    """Count the model, check it against timm, and put the plan into words."""
+    """Count the model, and put the plan into words."""
     count = count_model(model, model.img_size, model.in_chans)
-    check = check_against_timm(config.model, num_classes=model.num_classes, in_chans=model.in_chans)
     rows = {
         "model": model_in_words(config.model.name, count),
-        "timm": check.summary(),
         "data": data.description,
         "batch": plan.batch_in_words(),
         "length": length_in_words(plan),
@@ -74,17 +72,23 @@ def describe(
         "model": config.model.name,
         "params": count.params,
         "macs": count.macs,
-        "timm_check": check.to_dict(),
         "strategy": strategy,
         "precision": precision,
         "processes": plan.processes,
         "class_names": list(data.class_names),
     }
-    smaller = {side: spent_on_an_image(count.at_size(side), config, plan) for _, side in config.augment.progressive}
-    return Description(rows, numbers, spent_on_an_image(count, config, plan), smaller)
+    spent = partial(spent_on_an_image, config=config, batch=_rounding_batch(model, config, plan))
+    smaller = {side: spent(count.at_size(side)) for _, side in config.augment.progressive}
+    return Description(rows, numbers, spent(count), smaller)
 
 
-def spent_on_an_image(count: ModelCount, config: Config, plan: Plan) -> float:
+def _rounding_batch(model: ImageModel, config: Config, plan: Plan) -> int | None:
+    """The batch whose samples stochastic depth rounds up to whole ones; None where it does not, on a CPU."""
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    return None if on_cpu and not config.parallel.compile else plan.micro_batch
+
+
+def spent_on_an_image(count: ModelCount, config: Config, batch: int | None) -> float:
     """FLOPs of training on one image, with what stochastic depth and patch dropout save and recomputing costs."""
     return count.train_flops_per_image(
         config.model.drop_path,
@@ -92,5 +96,5 @@ def spent_on_an_image(count: ModelCount, config: Config, plan: Plan) -> float:
         config.parallel.activation_checkpointing,
         drop_path_schedule=config.model.drop_path_schedule,
         drop_path_mode=config.model.drop_path_mode,
-        batch=plan.micro_batch,
+        batch=batch,
     )

@@ -32,6 +32,7 @@ def train(run: Run) -> int:
     """Train `run` to its end or to a signal; returns the exit status."""
     state, options = run.state, run.config.run
     meter = Meter(run)
+    first = state.step + 1
     run.screen.start(state.step)
     with Interrupt(run.config.parallel.timeout_seconds) as interrupt, run.record or nullcontext():
         for batches in meter.timed(run.updates()):
@@ -46,6 +47,9 @@ def train(run: Run) -> int:
             last = state.step == run.plan.steps
             if last or state.step % options.log_every == 0:
                 log(run, meter)
+            if state.step == first:
+                with meter.paused():
+                    tell_of_check(run)
             improved = (last or state.step % options.eval_every == 0) and evaluate_now(run, meter)
             signal = interrupt.agreed()
             if last or signal or improved or state.step % options.save_every == 0:
@@ -53,6 +57,17 @@ def train(run: Run) -> int:
             if signal and not last:
                 return stop_early(run, signal)
     return 0
+
+
+def tell_of_check(run: Run) -> None:
+    """Say how the model compares with timm's, and let the trackers begin, which hear of that first.
+
+    Only after the first update of a start, which neither needs to wait for.
+    """
+    if run.check is not None and run.record is not None:
+        outcome = run.check.result(run.state.model.num_classes, run.state.model.in_chans)
+        run.screen.say(f"timm       {outcome.summary()}")
+        run.record.start_trackers(outcome.to_dict())
 
 
 def is_logged(run: Run, step: int) -> bool:
@@ -123,6 +138,8 @@ def evaluate_now(run: Run, meter: Meter) -> bool:
     """Evaluate raw and averaged weights; True where this is the best so far."""
     state = run.state
     log(run, meter)
+    if run.record is not None:
+        run.record.wait_for_trackers()
     if state.ema is None:
         metrics = {f"val/{k}": v for k, v in inspect(run, "raw").items()}
     else:

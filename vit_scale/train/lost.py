@@ -9,8 +9,8 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
+from vit_scale.launcher import world_size
 from vit_scale.train.checkpoint import list_checkpoints, step_of
-from vit_scale.train.strategy import world_size
 
 LOST_STATUS = 75
 """EX_TEMPFAIL of sysexits.h: worth another try."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -41,6 +42,13 @@ class Meter:
                 return
             self.waited += time.perf_counter() - start
             yield batches
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done inside takes no training time."""
+        start = time.perf_counter()
+        yield
+        self.since += time.perf_counter() - start
 
     def watch_update(self) -> None:
         """Have the next update measured; called in steps that will be logged."""

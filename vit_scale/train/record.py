@@ -29,6 +29,7 @@ class Record:
         self.folder = folder
         self._say = say
         self._said: set[str] = set()
+        self._is_new = step == 0
         before = read_summary(folder)
         self.summary: dict[str, Any] = dict(before) if step else {}
         self.summary |= {"finished": False, "versions": versions(), "git_commit": git_commit()} | facts
@@ -46,8 +47,18 @@ class Record:
         self.write_summary()  # with the id of the W&B run, before that begins
         self._tellers = [Teller(tracker, say) for tracker in trackers]
         self._tell("summarize", facts)
-        if not step and "timm_check" in facts:
-            self._tell("check", facts["timm_check"])
+
+    def start_trackers(self, timm_check: dict[str, Any]) -> None:
+        """Let trackers begin: after the first update, which their start would hold up."""
+        self.write_summary(timm_check=timm_check)
+        first = [("check", (timm_check,))] if self._is_new else []
+        for teller in self._tellers:
+            teller.start(first)
+
+    def wait_for_trackers(self) -> None:
+        """Let trackers finish starting; to be called before processes are forked."""
+        for teller in self._tellers:
+            teller.wait_for_start()
 
     def log(self, step: int, metrics: Metrics) -> None:
         """A line of metrics.jsonl, the same to all trackers, and the last values into the summary."""
@@ -109,18 +120,13 @@ class Record:
     def _wandb_tracker(self, config: Config, told: int, run_id: str | None) -> WandbTracker | None:
         if is_disabled(config.track.wandb):
             return None
-        try:
-            import wandb  # noqa: F401 -- here rather than in a thread, beside which processes are forked
-        except Exception as error:  # noqa: BLE001 -- whatever its import raises, training goes on
-            self._say(f"W&B cannot be used: {first_line(error)}. Training goes on; metrics.jsonl has everything.")
-            return None
         return WandbTracker(
             config,
             self.folder,
             run_id=choose_run_id(run_id),
             resumed=run_id is not None,
             told_step=told,
-            facts=dict(self.summary),
+            facts=self.summary,
             say=self._say,
         )
 

@@ -11,6 +11,7 @@ import torch
 
 from vit_scale.config import Config
 from vit_scale.errors import UserError
+from vit_scale.launcher import is_main_process, world_size
 from vit_scale.report.memory import ZERO_REDUCE_BUCKET
 from vit_scale.train.zero import (
     check_offload,
@@ -35,16 +36,6 @@ OVERRIDING_VARIABLES = (
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
     "ACCELERATE_DYNAMO_BACKEND",
 )
-
-
-def world_size() -> int:
-    """Processes that the launcher started, before any of them has spoken to another."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def is_main_process() -> bool:
-    """Whether this is the process that speaks, known before any set-up."""
-    return int(os.environ.get("RANK", "0")) == 0
 
 
 def resolve_strategy(asked: str) -> tuple[str, str | None]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, float]
 Say = Callable[[str], None]
+Message = tuple[str, tuple[Any, ...]]
+"""A method of a tracker and its arguments."""
 
 SECONDS_TO_START = 3.0
-"""How long training waits for a tracker that starts; a slower one goes on starting in the background."""
+"""How long an evaluation waits for a tracker that starts; a slower one goes on starting in the background."""
 SECONDS_TO_END = 40.0
 SECONDS_AFTER_A_CRASH = 5.0
 MOST_WAITING = 10_000
@@ -39,8 +42,11 @@ class Tracker:
 
     name: str
 
+    def load(self) -> None:
+        """Import what takes long to; called first."""
+
     def start(self) -> None:
-        """Connect; called first."""
+        """Connect; called next."""
 
     def log(self, step: int, metrics: dict[str, float | None]) -> None:
         """Metrics of a step; those that are not finite are None."""
@@ -76,13 +82,27 @@ class Teller:
         self._say = say
         self._broken = False
         self._said = False
-        self._started = threading.Event()
-        self._messages: queue.Queue[tuple[str, tuple[Any, ...]] | None] = queue.Queue(MOST_WAITING)
+        self._loaded, self._started = threading.Event(), threading.Event()
+        self._messages: queue.Queue[Message | None] = queue.Queue(MOST_WAITING)
         self._thread = threading.Thread(target=self._run, name=f"tracker {tracker.name}", daemon=True)
-        self._thread.start()
-        # Where all is well this takes a second. It also keeps the tracker's child processes and those that load data
-        # from being started at the same moment, when each could inherit the other's pipes.
-        self._started.wait(SECONDS_TO_START)
+        self._wait_until = 0.0
+        self._first: Sequence[Message] = ()
+
+    def start(self, first: Sequence[Message] = ()) -> None:
+        """Let the tracker begin: it hears `first`, then what it was told until now."""
+        if self._thread.ident is None:
+            self._first = first
+            self._thread.start()
+
+    def wait_for_start(self) -> None:
+        """Wait until the tracker is loaded and has started, but no longer than `SECONDS_TO_START` for the latter.
+
+        Called before processes are forked: one that is forked while another thread imports finds the locks of those
+        modules held for ever; while it starts a process, each could inherit the other's pipes.
+        """
+        self.start()
+        self._loaded.wait()
+        self._started.wait(max(0.0, self._wait_until - time.monotonic()))
 
     def tell(self, method: str, *values: Any) -> None:
         """Call `method` of the tracker, soon."""
@@ -106,19 +126,26 @@ class Teller:
         self._said = True
 
     def _end(self, seconds: float) -> None:
+        self.start()
         with contextlib.suppress(queue.Full):
             self._messages.put_nowait(None)
         self._thread.join(seconds)
 
     def _run(self) -> None:
         try:
+            self.tracker.load()
+            self._wait_until = time.monotonic() + SECONDS_TO_START
+            self._loaded.set()
             self.tracker.start()
             self._started.set()
+            for first in self._first:
+                self._pass_on(*first)
             while (message := self._messages.get()) is not None:
                 self._pass_on(*message)
         except Exception as error:  # noqa: BLE001 -- whatever it is, training goes on
             self._give_up(f"cannot be used: {first_line(error)}")
         finally:
+            self._loaded.set()
             self._started.set()
 
     def _pass_on(self, method: str, values: tuple[Any, ...]) -> None:

@@ -42,12 +42,16 @@ class WandbTracker(Tracker):
         facts: dict[str, Any],
         say: Say,
     ) -> None:
-        """`told_step`: the highest step that earlier starts may have logged; `facts`: what is known at the start."""
+        """`told_step`: the highest step that earlier starts may have logged; `facts`: what is known of the run when it
+        starts; another thread may change them."""
         self.id = run_id
         self._config, self._folder, self._facts, self._say = config, folder, facts, say
         self._first_step = told_step + 1 if resumed else 0
         self._run: Any = None
         self._whole = True
+
+    def load(self) -> None:
+        import wandb  # noqa: F401
 
     def start(self) -> None:
         mode, problem = _choose_mode(self._config.track.wandb)
@@ -79,7 +83,7 @@ class WandbTracker(Tracker):
 
         track = self._config.track
         known = {key: self._facts[key] for key in ("versions", "git_commit") if key in self._facts}
-        facts = {key: value for key, value in self._facts.items() if key in _FACTS}
+        facts = {key: self._facts[key] for key in _FACTS if key in self._facts}
         return wandb.init(
             project=track.project,
             entity=track.entity,
