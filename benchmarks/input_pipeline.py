@@ -35,7 +35,7 @@ GOALS = {(OURS, False): 2.0, (CACHED, False): 6.0, (OURS, True): 3.0, (CACHED, T
 """By side, and whether images are small."""
 LIMITS = {
     OURS: "decoding JPEG, two thirds of a photograph's time, most of it Huffman codes; a sixth of a small image's",
-    CACHED: "resizing a quarter, RandAugment a third, normalising in the training process a sixth",
+    CACHED: "resizing a fifth, RandAugment a third, normalising in the training process a sixth",
 }
 
 

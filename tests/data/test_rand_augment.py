@@ -59,6 +59,28 @@ def test_grayscale_against_timm(name: str, photographs: list[np.ndarray], monkey
     assert np.abs(planes(theirs).astype(int) - ours).mean() <= 0.2
 
 
+@pytest.mark.parametrize("name", GEOMETRIC)
+@pytest.mark.parametrize("bicubic", [False, True])
+def test_small_images_in_colour_move_as_each_of_their_planes(
+    name: str, bicubic: bool, photographs: list[np.ndarray]
+) -> None:
+    x = planes(photographs[2][:32, :40])
+    together = OPERATIONS[name](x, 0.9, Dice(True, bicubic, np.array(FILL, np.uint8)))
+    for plane, moved, level in zip(x, together, FILL, strict=True):
+        alone = OPERATIONS[name](plane[None].copy(), 0.9, Dice(True, bicubic, np.array([level], np.uint8)))
+        assert np.array_equal(moved, alone[0])
+
+
+@pytest.mark.parametrize("name", list(OPERATIONS))
+@pytest.mark.parametrize("level", [0, 9, 255])
+def test_images_of_one_level_stay_images_of_one_level(name: str, level: int) -> None:
+    x = np.full((3, 8, 8), level, np.uint8)
+    out = OPERATIONS[name](x, 0.9, Dice(False, True, np.full(3, level, np.uint8)))
+    assert len(np.unique(out)) == 1
+    if name in (*GEOMETRIC, "AutoContrast", "Equalize"):
+        assert np.array_equal(out, x)
+
+
 @pytest.mark.parametrize("name", list(OPERATIONS))
 @pytest.mark.parametrize("shape", [(3, 1, 1), (3, 2, 5), (1, 8, 8), (5, 16, 16)])
 def test_every_operation_works_at_any_size_and_number_of_channels(name: str, shape: tuple[int, int, int]) -> None:
@@ -159,6 +181,18 @@ def test_operations_are_chosen_and_applied_as_often_as_timm_does(monkeypatch: py
     assert np.mean(levels) == pytest.approx(0.9, abs=0.01)
     assert max(levels) == 1.0
     assert np.mean(bicubics) == pytest.approx(0.5, abs=0.03)
+
+
+@pytest.mark.parametrize("spec", ["rand-m9-mstd0.5-inc1", "rand-m9-n4-p0.7", "rand-n20-tweights", "rand-t3a"])
+def test_many_images_are_changed_as_each_alone(spec: str, photographs: list[np.ndarray]) -> None:
+    augment = RandAugment(parse_spec(AugmentConfig(rand_augment=spec)), "random", np.array(FILL, np.uint8))
+    images = [planes(photographs[i % 6][i : i + 32, :32]) for i in range(20)]
+    before = [x.copy() for x in images]
+    rows = uniforms(0, np.arange(20), augment.slots).tolist()
+    together = augment.change(images, rows)
+    for x, u, changed in zip(images, rows, together, strict=True):
+        assert np.array_equal(augment(x, u), changed)
+    assert all(map(np.array_equal, images, before)), "the images themselves are left alone"
 
 
 def test_weighted_sets_are_drawn_without_replacement() -> None:

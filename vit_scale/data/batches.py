@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from vit_scale.data.color_ops import Planes
-from vit_scale.data.decode import BrokenImage, open_picture
+from vit_scale.data.decode import BrokenImage, Picture, open_picture
 from vit_scale.data.draws import uniforms
 from vit_scale.data.problems import Problem
 from vit_scale.data.sample import ImageSource, Sample
@@ -22,10 +22,12 @@ from vit_scale.data.transforms import EvalTransform, TrainTransform
 from vit_scale.errors import UserError
 
 Ints = npt.NDArray[np.int64]
-Transform = TrainTransform | EvalTransform
+MakePlanes = Callable[[Picture, list[float]], Planes]
 
 SUBSTITUTES = 20
 """Broken images in a row after which `data.on_error: skip` gives up."""
+_PIXELS_AT_A_TIME = 64 * 64 * 64
+"""So many are opened before any is cropped: hundreds of icons, a photograph or two. More would only take memory."""
 
 
 @dataclass
@@ -99,7 +101,7 @@ class Reader:
     on_error: str
 
     def make(
-        self, sample: Sample, transform: Transform, row: list[float], problem: Callable[[str], Problem]
+        self, sample: Sample, transform: MakePlanes, row: list[float], problem: Callable[[str], Problem]
     ) -> Planes | Problem:
         """Planes of the transformed image, or the problem if it is broken and may be skipped."""
         try:
@@ -109,6 +111,21 @@ class Reader:
             if self.on_error == "raise":
                 raise UserError(f"{found.name}: {found.reason}; data.on_error=skip leaves such images out") from error
             return found
+
+
+class Opened(NamedTuple):
+    """An image between opening and cropping."""
+
+    at: int
+    """Its index in the source."""
+    label: int
+    picture: Picture | None
+    """None: broken."""
+
+    @property
+    def pixels(self) -> int:
+        """Height times width."""
+        return 0 if self.picture is None else self.picture.height * self.picture.width
 
 
 class Batches(Dataset[Made]):
@@ -137,20 +154,58 @@ class TrainBatches(Batches):
         self.source, self.reader, self.transform, self.seed = source, reader, transform, seed
 
     def make(self, batch: int, places: tuple[Ints, Ints]) -> Made:
-        """The batch of the images with these indices, augmented for these positions."""
+        """The batch of the images with these indices, augmented for these positions.
+
+        Of small images many are opened, then all of them cropped, then all flipped, and so on: at 32 pixels that takes
+        little more than half as long as all steps of one image, then all of the next.
+        """
         positions, indices = places
         draft = Draft(self.ring, batch, positions)
         rows = uniforms(self.seed, positions, self.transform.slots).tolist()
-        for i, (index, row) in enumerate(zip(indices.tolist(), rows, strict=True)):
-            draft.put(i, *self._make_or_substitute(index, row, draft.problems))
+        done = 0
+        for some in self._open_some(indices.tolist()):
+            their_rows = rows[done : done + len(some)]
+            crops = [self._crop(opened, row, draft.problems) for opened, row in zip(some, their_rows, strict=True)]
+            planes = self.transform.change([crop for crop, _ in crops], their_rows)
+            for x, (_, label) in zip(planes, crops, strict=True):
+                draft.put(done, x, label)
+                done += 1
         return draft.finish()
 
-    def _make_or_substitute(self, index: int, row: list[float], problems: list[Problem]) -> tuple[Planes, int]:
-        """The image, or the next one that is not broken."""
+    def _open_some(self, indices: list[int]) -> Iterator[list[Opened]]:
+        """The images at these indices, opened; of large ones few at a time."""
+        some: list[Opened] = []
+        pixels = 0
+        for index in indices:
+            some.append(opened := self._open(index))
+            pixels += max(opened.pixels, self.transform.size[0] * self.transform.size[1])
+            if pixels >= _PIXELS_AT_A_TIME:
+                yield some
+                some, pixels = [], 0
+        if some:
+            yield some
+
+    def _open(self, index: int) -> Opened:
+        sample = self.source.read(index)
+        try:
+            return Opened(index, sample.label, open_picture(sample.image, self.reader.channels))
+        except BrokenImage:
+            return Opened(index, sample.label, None)
+
+    def _crop(self, opened: Opened, row: list[float], problems: list[Problem]) -> tuple[Planes, int]:
+        """Crop and label of the image, or of the next one that is not broken."""
+        if opened.picture is not None:
+            try:
+                return self.transform.crop(opened.picture, row), opened.label
+            except BrokenImage:
+                pass  # It is met again below, where it is named and counted.
+        return self._crop_or_substitute(opened.at, row, problems)
+
+    def _crop_or_substitute(self, index: int, row: list[float], problems: list[Problem]) -> tuple[Planes, int]:
         for i in range(SUBSTITUTES):
             substitute = (index + i) % len(self.source)
             sample = self.source.read(substitute)
-            made = self.reader.make(sample, self.transform, row, _problem_at(self.source, substitute))
+            made = self.reader.make(sample, self.transform.crop, row, _problem_at(self.source, substitute))
             if not isinstance(made, Problem):
                 return made, sample.label
             problems.append(made)

@@ -11,6 +11,7 @@ Floats = npt.NDArray[np.float32]
 
 _LEVELS = np.arange(256)
 _FLOAT_LEVELS = _LEVELS.astype(np.float32)
+_FULL_LEVELS = _LEVELS.astype(np.float64)
 
 
 def is_small(x: Planes) -> bool:
@@ -21,21 +22,24 @@ def is_small(x: Planes) -> bool:
 def auto_contrast(x: Planes) -> Planes:
     """Stretch each channel to the full range."""
     flat = x.reshape(len(x), -1)
-    low, high = flat.min(axis=1).astype(np.int64), flat.max(axis=1).astype(np.int64)
-    scale = 255 / np.maximum(high - low, 1)
-    stretched = np.clip((_LEVELS * scale[:, None] - (low * scale)[:, None]).astype(np.int64), 0, 255)
-    return _look_up(x, np.where((high > low)[:, None], stretched, _LEVELS))
+    tables = []
+    for low, high in zip(flat.min(axis=1).tolist(), flat.max(axis=1).tolist(), strict=True):
+        scale = 255 / max(high - low, 1)
+        # Levels below the lowest or above the highest are not looked up.
+        tables.append(_FULL_LEVELS * scale - low * scale if high > low else _FULL_LEVELS)
+    return _look_up(x, np.array(tables).astype(np.int64))
 
 
 def equalize(x: Planes) -> Planes:
     """Flatten the histogram of each channel."""
     histograms = _histograms(x)
     before = np.cumsum(histograms, axis=1) - histograms
-    last = 255 - np.argmax(histograms[:, ::-1] > 0, axis=1)
-    # The pixels below the highest level, spread evenly over 255 steps; if they are too few, nothing changes.
-    step = before[np.arange(len(x)), last][:, None] // 255
-    table = np.minimum((step // 2 + before) // np.maximum(step, 1), 255)
-    return _look_up(x, np.where(step > 0, table, _LEVELS))
+    tables = []
+    for counts, highest in zip(before, x.reshape(len(x), -1).max(axis=1).tolist(), strict=True):
+        # The pixels below the highest level, spread evenly over 255 steps; if they are too few, nothing changes.
+        step = int(counts[highest]) // 255
+        tables.append((counts + step // 2) // step if step else _LEVELS)
+    return _look_up(x, np.minimum(tables, 255))
 
 
 def _histograms(x: Planes) -> npt.NDArray[np.int64]:

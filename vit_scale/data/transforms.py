@@ -53,19 +53,29 @@ class TrainTransform:
 
     def __call__(self, picture: Picture, u: Row) -> Planes:
         """Planes [C, *size] of the augmented picture."""
-        augment = self.augment
-        x = flip(self._crop(picture, u), u[_HFLIP] < augment.hflip, u[_VFLIP] < augment.vflip)
-        if augment.three_augment:
-            x = _three_augment(x, u[_THREE : _THREE + 2])
-        if self.rand_augment is not None:
-            x = self.rand_augment(x, u[_RAND:])
-        if augment.color_jitter > 0:
-            x = _color_jitter(x, augment.color_jitter, u[_JITTER : _JITTER + 4])
-        if self.erasing is not None:
-            x = self.erasing(x, u[_ERASE:_RAND])
-        return x
+        return self.change([self.crop(picture, u)], [u])[0]
 
-    def _crop(self, picture: Picture, u: Row) -> Planes:
+    def change(self, images: list[Planes], rows: Sequence[Row]) -> list[Planes]:
+        """All that follows the crop, each operation on all of these images before the next one."""
+        images = list(map(self._flip, images, rows))
+        if self.augment.three_augment:
+            images = list(map(_three_augment, images, rows))
+        if self.rand_augment is not None:
+            images = self.rand_augment.change(images, [u[_RAND:] for u in rows])
+        if self.augment.color_jitter > 0:
+            images = list(map(self._jitter, images, rows))
+        if self.erasing is not None:
+            images = list(map(self.erasing, images, (u[_ERASE:_RAND] for u in rows)))
+        return images
+
+    def _flip(self, x: Planes, u: Row) -> Planes:
+        return flip(x, u[_HFLIP] < self.augment.hflip, u[_VFLIP] < self.augment.vflip)
+
+    def _jitter(self, x: Planes, u: Row) -> Planes:
+        return _color_jitter(x, self.augment.color_jitter, u[_JITTER : _JITTER + 4])
+
+    def crop(self, picture: Picture, u: Row) -> Planes:
+        """Planes [C, *size] of a part of the picture, or of all of it."""
         filter_name = self.augment.interpolation
         if filter_name == "random":
             filter_name = "bicubic" if u[_FILTER] < 0.5 else "bilinear"
@@ -112,11 +122,12 @@ def random_resized_box(height: int, width: int, augment: AugmentConfig, u: Row) 
 
 def _three_augment(x: Planes, u: Row) -> Planes:
     """3-Augment (Touvron et al., 2022): grayscale, solarization or blur, one of them."""
-    if u[0] < 1 / 3:
+    which, radius = u[_THREE : _THREE + 2]
+    if which < 1 / 3:
         return np.repeat(color.grayscale(x), len(x), axis=0)
-    if u[0] < 2 / 3:
+    if which < 2 / 3:
         return color.solarize(x, 128)
-    return color.blur(x, 0.1 + 1.9 * u[1])
+    return color.blur(x, 0.1 + 1.9 * radius)
 
 
 def _color_jitter(x: Planes, strength: float, u: Row) -> Planes:
