@@ -1,6 +1,6 @@
 """Images per second on two processes beside one, at equal threads and images for each process.
 
-    python benchmarks/scaling.py [--rounds 3] [--strategy ddp] [--json]
+    python benchmarks/scaling.py [--rounds 2] [--strategy ddp] [--json]
 
 Both are `accelerate launch` on the same recipe, in turn, on synthetic images that cost nothing to load; on a CPU over
 gloo with one thread a process. The rate is that of the second half of the updates.
@@ -25,7 +25,7 @@ LIMIT = "gradients are summed over the processes after each backward pass; on on
 
 def main() -> None:
     """Parse, measure, print."""
-    options = parser(__doc__, rounds=3)
+    options = parser(__doc__, rounds=2)
     options.add_argument("--model", default="vit_cifar_small")
     options.add_argument("--micro", type=int, default=32, help="images of a process in a step (default: %(default)s)")
     options.add_argument("--steps", type=int, default=16)

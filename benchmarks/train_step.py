@@ -1,6 +1,6 @@
 """A training step of our model beside timm's: the same weights, images, loss and optimiser.
 
-    python benchmarks/train_step.py [--rounds 5] [--models vit_cifar_small:64 ...] [--drop-path 0 0.1 0.4] [--json]
+    python benchmarks/train_step.py [--rounds 4] [--models vit_cifar_small:64 ...] [--drop-path 0 0.1 0.4] [--json]
 
 A step is forward, cross entropy, backward and fused AdamW on a batch that stays in memory. Without stochastic depth
 both sides must give the same loss before anything is timed. Rates of stochastic depth rise from block to block, as
@@ -45,7 +45,7 @@ Schedule = Literal["linear", "uniform"]
 
 def main() -> None:
     """Parse, measure, print."""
-    options = parser(__doc__, rounds=5)
+    options = parser(__doc__, rounds=4)
     options.add_argument("--models", nargs="+", default=["vit_cifar_small:64", "vit_small_patch16_224:16"])
     options.add_argument("--drop-path", nargs="+", type=float, default=list(GOALS))
     args = options.parse_args()

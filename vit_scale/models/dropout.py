@@ -46,12 +46,18 @@ class _CpuDropout(torch.autograd.Function):
         ctx.save_for_backward(keep)
         ctx.scale = _VALUES / (_VALUES - dropped)
         ctx.mark_dirty(x)
-        return x.mul_(keep).mul_(ctx.scale)
+        return x.mul_(_factors(keep, ctx.scale, x.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        # Not in place: the gradient of a residual sum goes to both of its terms as one tensor.
-        return torch.mul(grad, *ctx.saved_tensors).mul_(ctx.scale), None
+        # The gradient itself stays what it is: that of a residual sum goes to both of its terms as one tensor.
+        (keep,) = ctx.saved_tensors
+        return _factors(keep, ctx.scale, grad.dtype).mul_(grad), None
+
+
+def _factors(keep: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """0 or `scale`. Numbers of one type multiply several times as fast as bytes with floats."""
+    return keep.to(dtype).mul_(scale)
 
 
 def draw_kept_elements(x: Tensor, dropped: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import multiprocessing
+import os
 import signal
 import sys
 from multiprocessing.connection import Connection
@@ -64,6 +65,7 @@ def _answer(model: ModelConfig, asking: Connection, connection: Connection) -> N
     asking.close()  # So that the end of the asking process is seen here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.nice(19)  # For a core that is idle: neither the peak that is measured nor the first update is to suffer.
     gc.disable()
     sys.modules.setdefault("wandb", None)  # type: ignore[arg-type] # timm would import it, and does without.
     try:

@@ -75,7 +75,7 @@ def peak(device: torch.device) -> Peak:
     return Peak(None, f"unknown for {name}")
 
 
-def _measured_matmul_flops(size: int = 1024, repeats: int = 4) -> float:
+def _measured_matmul_flops(size: int = 1024, repeats: int = 6) -> float:
     a, b = torch.randn(size, size), torch.randn(size, size)
     best = float("inf")
     for _ in range(repeats):
