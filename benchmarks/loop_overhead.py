@@ -11,7 +11,9 @@ it: they have benchmarks of their own.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +39,8 @@ def main() -> None:
     options.add_argument("--model", default="vit_cifar_small")
     options.add_argument("--batch", type=int, default=64)
     args = options.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
+    # What the run says goes where it does not mix with the figures.
+    with tempfile.TemporaryDirectory() as scratch, contextlib.redirect_stdout(sys.stderr):
         run = open_run(args, Path(scratch))
         batches = next(run.updates())
         work = {"ours": our_steps(run, batches), "bare": bare_steps(run, batches)}

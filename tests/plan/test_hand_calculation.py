@@ -56,8 +56,7 @@ def bytes_of_a_block(rate: float) -> float:
     attention = 2 * 5 * numbers + 4 * TOKENS * HEADS
     mlp = 2 * (numbers + 2 * TOKENS * HIDDEN)
     layer_scale = 2 * 2 * numbers
-    added = 2 * 4 * numbers if rate else 0
-    return (1 - rate) * (norms + attention + mlp + layer_scale + added)
+    return (1 - rate) * (norms + attention + mlp + layer_scale)
 
 
 def test_memory_by_part_under_zero2(run: RunPlan) -> None:

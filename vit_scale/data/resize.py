@@ -20,7 +20,7 @@ def resize(pixels: Pixels, size: tuple[int, int], filter_name: str) -> Planes:
     if pixels.shape[:2] == size:
         return pixels.transpose(2, 0, 1).copy()
     # A copy, because torch takes no read-only or mirrored views, and is fast only where channels are last in memory.
-    planes = torch.from_numpy(pixels.copy().transpose(2, 0, 1)[None])
+    planes = torch.from_numpy(pixels.copy())[None].permute(0, 3, 1, 2)
     resized = _RESIZERS[filter_name](planes, size, False, None)
     return np.ascontiguousarray(resized.numpy()[0])
 
