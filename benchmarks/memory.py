@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import yaml
 from programs import run_program
-from side_by_side import Row, parser, show
+from side_by_side import Row, model_and_batch, parser, show
 from torch import nn
 from train_step import build_theirs, step_of
 
@@ -49,14 +49,10 @@ def main() -> None:
     options.add_argument("--drop-path", nargs="+", type=float, default=[0.0, 0.1, 0.4])
     options.add_argument("--cases", nargs="+", default=["vit_cifar_small:16", "vit_cifar_512x6:8"])
     args = options.parse_args()
-    rows = [beside_timm(*_split(model), rate, args) for model in args.models for rate in args.drop_path]
-    rows += [beside_prediction(*_split(case), strategy, args) for case in args.cases for strategy in STRATEGIES]
+    rows = [beside_timm(*model_and_batch(model), rate, args) for model in args.models for rate in args.drop_path]
+    for case in args.cases:
+        rows += [beside_prediction(*model_and_batch(case), strategy, args) for strategy in STRATEGIES]
     show(rows, args)
-
-
-def _split(model: str) -> tuple[str, int]:
-    name, batch = model.split(":")
-    return name, int(batch)
 
 
 def beside_timm(name: str, batch: int, rate: float, args: argparse.Namespace) -> Row:

@@ -141,6 +141,12 @@ def parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
     return options
 
 
+def model_and_batch(option: str) -> tuple[str, int]:
+    """`vit_cifar_small:64` as a name and a number of images."""
+    name, batch = option.split(":")
+    return name, int(batch)
+
+
 def show(rows: Sequence[Row], args: argparse.Namespace, notes: Sequence[str] = ()) -> None:
     """Print the rows as a table, or as JSON."""
     if args.json:

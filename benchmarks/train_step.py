@@ -23,6 +23,7 @@ from side_by_side import (
     compare,
     interleave,
     matmul_gflops,
+    model_and_batch,
     parser,
     seconds,
     show,
@@ -52,10 +53,10 @@ def main() -> None:
     peak = matmul_gflops(args.device)
     rows = []
     for model in args.models:
-        name, batch = model.split(":")
+        name, batch = model_and_batch(model)
         for rate in args.drop_path:
             schedules: list[Schedule] = ["linear", "uniform"] if rate else ["uniform"]
-            rows += [measure(name, int(batch), rate, schedule, peak, args) for schedule in schedules]
+            rows += [measure(name, batch, rate, schedule, peak, args) for schedule in schedules]
     show(rows, args, [f"a matrix product: {peak:.0f} GFLOP/s"])
 
 
