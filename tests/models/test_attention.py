@@ -68,9 +68,15 @@ def test_attention_weights_sum_to_one_and_explain_the_output() -> None:
         torch.testing.assert_close(w.sum(dim=-1), torch.ones(2, 2, 17))
     block = model.blocks[0]
     tokens = block.norm1(model._embed(x)[0])
-    values = block.attn.qkv(tokens)[..., 64:].unflatten(-1, (2, 16)).transpose(1, 2)
+    values = block.attn.qkv(tokens)[2].unflatten(-1, (2, 16)).transpose(1, 2)
     expected = block.attn.proj((weights[0] @ values).transpose(1, 2).flatten(2))
     torch.testing.assert_close(block.attn(tokens), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_queries_of_the_first_tokens_are_those_of_all(bias: bool) -> None:
+    attention, x_BND = Attention(32, 2, qkv_bias=bias), torch.randn(3, 9, 32)
+    torch.testing.assert_close(attention(x_BND, queries=2), attention(x_BND)[:, :2], atol=1e-6, rtol=1e-5)
 
 
 def test_attention_dropout_acts_in_training_only() -> None:

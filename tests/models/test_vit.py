@@ -61,6 +61,41 @@ def test_every_parameter_receives_a_gradient(options: dict[str, object]) -> None
         assert parameter.grad.abs().max() > 0, name
 
 
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("options", [o for o in OPTIONS if "dropout" not in o], ids=str)
+def test_leaving_out_tokens_that_no_head_reads_changes_nothing(options: dict[str, object], checkpointing: str) -> None:
+    """Logits and gradients are those of all tokens, with the same samples and patches dropped."""
+    torch.manual_seed(0)
+    model = create_model("vit_mu", **options).train()
+    model.set_activation_checkpointing(checkpointing)
+    x, outcomes = images(model), []
+    for forward in (model, lambda x: model.forward_head(model.forward_features(x))):
+        torch.manual_seed(1)
+        model.zero_grad()
+        logits = forward(x)
+        logits.square().mean().backward()
+        outcomes.append([logits.detach(), *(parameter.grad for parameter in model.parameters())])
+    for found, expected in zip(*outcomes, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens"),
+    [({}, 1), ({"registers": 3}, 1), ({"distilled": True}, 2), ({"pool": "mean"}, 17), ({"pool": "tokens"}, 17)],
+    ids=str,
+)
+def test_the_last_block_computes_the_tokens_that_the_head_reads(options: dict[str, object], tokens: int) -> None:
+    model, shapes = create_model("vit_mu", **options), []
+    for block in model.blocks:
+        block.mlp.register_forward_hook(lambda _module, inputs, _out: shapes.append(inputs[0].shape[1]))
+    model(images(model))
+    every = 16 + model.num_prefix_tokens
+    assert shapes == [every] * (model.depth - 1) + [tokens]
+    shapes.clear()
+    assert model.forward_features(images(model)).shape[1] == every
+    assert shapes == [every] * model.depth
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_layers_and_decay_know_every_parameter(options: dict[str, object]) -> None:
     model = create_model("vit_mu", **options)

@@ -115,7 +115,7 @@ def test_spent_flops_are_what_torch_counts_in_a_training_step(options: dict, che
 
 
 def test_stochastic_depth_saves_its_mean_rate_of_the_blocks() -> None:
-    counted = count("vit_base_patch16_224")
+    counted = count_model(build_on_meta(lambda: create_model("vit_base_patch16_224", pool="mean")))
     blocks = counted.macs - counted.macs_by_part["patch"] - counted.macs_by_part["head"]
     saved = counted.train_flops_per_image() - counted.train_flops_per_image(drop_path=0.4)
     assert saved == pytest.approx(6 * 0.2 * blocks, rel=1e-6)
@@ -123,9 +123,17 @@ def test_stochastic_depth_saves_its_mean_rate_of_the_blocks() -> None:
 
 
 def test_nominal_training_is_three_times_forward() -> None:
-    counted = count("vit_base_patch16_224")
+    counted = count_model(build_on_meta(lambda: create_model("vit_base_patch16_224", pool="mean")))
     assert counted.nominal_train_flops_per_image == 6 * counted.macs
     assert counted.train_flops_per_image() == pytest.approx(6 * counted.macs, rel=0.01)
+
+
+def test_of_the_last_block_little_more_than_keys_and_values_is_spent_where_the_head_reads_one_token() -> None:
+    counted = count("vit_base_patch16_224")
+    blocks = counted.macs - counted.macs_by_part["patch"] - counted.macs_by_part["head"]
+    keys_and_values = 2 * 197 * 768**2
+    saved = 1 - counted.train_flops_per_image() / counted.nominal_train_flops_per_image
+    assert saved == pytest.approx((blocks / 12 - keys_and_values) / counted.macs, abs=0.005)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
 """Multi-head self-attention, its kernels, and the attention weights themselves.
 
-Shapes: B batch, N tokens, D token width, H heads, K head width (D = H K).
+Shapes: B batch, N tokens, Q of them that ask, D token width, H heads, K head width (D = H K).
 """
 
 import contextlib
 import warnings
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -25,6 +26,23 @@ _KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "math": SDPBackend.MATH,
 }
+
+
+class QueriesKeysValues(nn.Linear):
+    """One matrix that projects tokens to queries, keys and values."""
+
+    def __init__(self, dim: int, *, bias: bool = True) -> None:
+        super().__init__(dim, 3 * dim, bias=bias)
+
+    def forward(self, x_BND: Tensor, queries: int | None = None) -> Sequence[Tensor]:  # type: ignore[override]
+        """Three times [B, N, D]; queries of the first tokens only where their number is given."""
+        dim = x_BND.shape[-1]
+        if queries is None:
+            # Taken apart along the dimension where they lie: the backward pass then puts them together in one copy.
+            return super().forward(x_BND).unflatten(-1, (3, dim)).unbind(2)
+        q_bias, kv_bias = (None, None) if self.bias is None else (self.bias[:dim], self.bias[dim:])
+        q_BQD = F.linear(x_BND[:, :queries], self.weight[:dim], q_bias)
+        return q_BQD, *F.linear(x_BND, self.weight[dim:], kv_bias).unflatten(-1, (2, dim)).unbind(2)
 
 
 class Attention(nn.Module):
@@ -48,7 +66,7 @@ class Attention(nn.Module):
         self.head_dim = dim // num_heads
         self.attn_dropout = attn_dropout
         self.backend = backend
-        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.qkv = QueriesKeysValues(dim, bias=qkv_bias)
         self.q_norm = nn.LayerNorm(self.head_dim, eps=NORM_EPS) if qk_norm else nn.Identity()
         self.k_norm = nn.LayerNorm(self.head_dim, eps=NORM_EPS) if qk_norm else nn.Identity()
         self.rope = position if isinstance(position, RotaryEmbedding) else None
@@ -56,44 +74,45 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim, bias=bias)
         self.proj_drop = Dropout(dropout) if dropout else nn.Identity()
 
-    def forward(self, x_BND: Tensor, keep_BN: Tensor | None = None) -> Tensor:
-        """Every token attends to every other; `keep_BN` are the tokens that patch dropout left."""
-        q_BHNK, k_BHNK, v_BHNK = self._heads(x_BND, keep_BN)
-        bias = self._bias(q_BHNK, keep_BN)
+    def forward(self, x_BND: Tensor, keep_BN: Tensor | None = None, queries: int | None = None) -> Tensor:
+        """Every token attends to every other, or only the first `queries` do; `keep_BN`: what patch dropout left."""
+        q_BHQK, k_BHNK, v_BHNK = self._heads(x_BND, keep_BN, queries)
+        bias = self._bias(q_BHQK, keep_BN)
         dropout = self.attn_dropout if self.training else 0.0
         if self.backend == "explicit":
-            y_BHNK = F.dropout(_softmax_weights(q_BHNK, k_BHNK, bias), dropout) @ v_BHNK
+            y_BHQK = F.dropout(_softmax_weights(q_BHQK, k_BHNK, bias), dropout) @ v_BHNK
         else:
             with self._kernel():
-                y_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, attn_mask=bias, dropout_p=dropout)
-        return self.proj_drop(self.proj(y_BHNK.transpose(1, 2).flatten(2)))
+                y_BHQK = F.scaled_dot_product_attention(q_BHQK, k_BHNK, v_BHNK, attn_mask=bias, dropout_p=dropout)
+        return self.proj_drop(self.proj(y_BHQK.transpose(1, 2).flatten(2)))
 
     def weights(self, x_BND: Tensor) -> Tensor:
         """The attention weights [B, H, N, N], computed step by step; each row sums to one."""
         q_BHNK, k_BHNK, _ = self._heads(x_BND, None)
         return _softmax_weights(q_BHNK, k_BHNK, self._bias(q_BHNK, None))
 
-    def _heads(self, x_BND: Tensor, keep_BN: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        # Taken apart along the dimension where they lie: the backward pass then puts them together in one copy.
-        qkv = self.qkv(x_BND).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(2)
-        q_BHNK, k_BHNK, v_BHNK = (part.transpose(1, 2) for part in qkv)
-        q_BHNK, k_BHNK = self.q_norm(q_BHNK), self.k_norm(k_BHNK)
+    def _heads(
+        self, x_BND: Tensor, keep_BN: Tensor | None, queries: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        heads = (self.num_heads, self.head_dim)
+        q_BHQK, k_BHNK, v_BHNK = (part.unflatten(-1, heads).transpose(1, 2) for part in self.qkv(x_BND, queries))
+        q_BHQK, k_BHNK = self.q_norm(q_BHQK), self.k_norm(k_BHNK)
         if self.rope is not None:
-            q_BHNK, k_BHNK = self.rope(q_BHNK, keep_BN), self.rope(k_BHNK, keep_BN)
+            q_BHQK, k_BHNK = self.rope(q_BHQK, keep_BN), self.rope(k_BHNK, keep_BN)
         # Under autocast a norm answers in float32; the kernels want one type.
-        return q_BHNK.to(v_BHNK.dtype), k_BHNK.to(v_BHNK.dtype), v_BHNK
+        return q_BHQK.to(v_BHNK.dtype), k_BHNK.to(v_BHNK.dtype), v_BHNK
 
-    def _bias(self, q_BHNK: Tensor, keep_BN: Tensor | None) -> Tensor | None:
-        return None if self.rel_pos is None else self.rel_pos(keep_BN).to(q_BHNK.dtype)
+    def _bias(self, q_BHQK: Tensor, keep_BN: Tensor | None) -> Tensor | None:
+        return None if self.rel_pos is None else self.rel_pos(keep_BN)[:, :, : q_BHQK.shape[2]].to(q_BHQK.dtype)
 
     def _kernel(self) -> contextlib.AbstractContextManager[None]:
         # Here and not around the whole model: activation checkpointing runs blocks again outside the model's forward.
         return contextlib.nullcontext() if self.backend == "auto" else sdpa_kernel(_KERNELS[self.backend])
 
 
-def _softmax_weights(q_BHNK: Tensor, k_BHNK: Tensor, bias: Tensor | None) -> Tensor:
-    scores_BHNN = (q_BHNK * q_BHNK.shape[-1] ** -0.5) @ k_BHNK.transpose(-2, -1)
-    return (scores_BHNN if bias is None else scores_BHNN + bias).softmax(dim=-1)
+def _softmax_weights(q_BHQK: Tensor, k_BHNK: Tensor, bias: Tensor | None) -> Tensor:
+    scores_BHQN = (q_BHQK * q_BHQK.shape[-1] ** -0.5) @ k_BHNK.transpose(-2, -1)
+    return (scores_BHQN if bias is None else scores_BHQN + bias).softmax(dim=-1)
 
 
 def check_attention_backend(

@@ -50,13 +50,17 @@ class Block(nn.Module):
         # What drop_path1 returns is held by nobody but this block.
         self.drop_path2 = DropPath(drop_path, drop_path_mode, inplace=True)
 
-    def forward(self, x_BND: Tensor, keep_BN: Tensor | None = None) -> Tensor:
-        """`keep_BN`: the tokens that patch dropout left, for positions that attention looks up."""
-        x_BND = self.drop_path1(x_BND, self._attention_branch, keep_BN)
-        return self.drop_path2(x_BND, self._mlp_branch)
+    def forward(self, x_BND: Tensor, keep_BN: Tensor | None = None, first: int | None = None) -> Tensor:
+        """`keep_BN`: the tokens that patch dropout left, for positions that attention looks up.
 
-    def _attention_branch(self, x_BND: Tensor, keep_BN: Tensor | None) -> Tensor:
-        return self.ls1(self.attn(self.norm1(x_BND), keep_BN))
+        `first`: only the first that many tokens are computed and returned; they still attend to all.
+        """
+
+        def attention_branch(x_BND: Tensor, keep_BN: Tensor | None) -> Tensor:
+            return self.ls1(self.attn(self.norm1(x_BND), keep_BN, first))
+
+        x_BND = self.drop_path1(x_BND, attention_branch, keep_BN)
+        return self.drop_path2(x_BND, self._mlp_branch)
 
     def _mlp_branch(self, x_BND: Tensor) -> Tensor:
         return self.ls2(self.mlp(self.norm2(x_BND)))

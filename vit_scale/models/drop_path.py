@@ -32,16 +32,20 @@ class DropPath(nn.Module):
         self.inplace = inplace
 
     def forward(self, x_BND: Tensor, branch: Callable[..., Tensor], *per_sample: Tensor | None) -> Tensor:
-        """Add the branch, whose result may be changed; `per_sample`: its further arguments, by sample as x is."""
+        """Add the branch, whose result may be changed; `per_sample`: its further arguments, by sample as x is.
+
+        A branch may answer for the first tokens only; the sum then has no others.
+        """
+        if self.training and self.rate and self.mode == "skip":
+            return self._skip(x_BND, branch, *per_sample)
+        y_BND = branch(x_BND, *per_sample)
+        x_BND = _tokens_as_in(y_BND, x_BND)
         if not self.training:
-            return x_BND + branch(x_BND, *per_sample)
+            return x_BND + y_BND
         if self.rate == 0:
-            y_BND = branch(x_BND, *per_sample)
             # In place: the last layer of a branch (linear, dropout or LayerScale) does not need its output again.
             return y_BND.add_(x_BND) if y_BND.dtype == x_BND.dtype else x_BND + y_BND
-        if self.mode == "mask":
-            return x_BND + branch(x_BND, *per_sample) * self._mask(x_BND)
-        return self._skip(x_BND, branch, *per_sample)
+        return x_BND + y_BND * self._mask(x_BND)
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""
@@ -55,11 +59,17 @@ class DropPath(nn.Module):
         kept_K, counts_K11 = draw_kept(x_BND, self.rate)
         arguments = [None if t is None else t.index_select(0, kept_K) for t in (x_BND, *per_sample)]
         y_KND = branch(*arguments)
+        x_BND = _tokens_as_in(y_KND, x_BND)
         if counts_K11 is not None:
             y_KND = y_KND.mul_(counts_K11)
         if torch.compiler.is_compiling():
             return x_BND.index_add(0, kept_K, y_KND.to(x_BND.dtype), alpha=1 / (1 - self.rate))
         return _AddKept.apply(x_BND, y_KND.to(x_BND.dtype), kept_K, 1 / (1 - self.rate), self.inplace)
+
+
+def _tokens_as_in(y_BND: Tensor, x_BND: Tensor) -> Tensor:
+    """The first tokens of x, as many as y has; a slice only where it leaves something out, as autograd copies it."""
+    return x_BND if x_BND.shape[1] == y_BND.shape[1] else x_BND[:, : y_BND.shape[1]]
 
 
 class _AddKept(torch.autograd.Function):

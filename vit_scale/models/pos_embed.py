@@ -49,10 +49,12 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("sin_NK", angle_NK.sin(), persistent=False)
 
     def forward(self, x_BHNK: Tensor, keep_BN: Tensor | None = None) -> Tensor:
-        """Turn queries or keys by the angle of their place."""
-        cos, sin = self.cos_NK, self.sin_NK
-        if keep_BN is not None:
-            cos, sin = cos[keep_BN].unsqueeze(1), sin[keep_BN].unsqueeze(1)
+        """Turn queries or keys, of all tokens or of the first, by the angle of their place."""
+        tokens = x_BHNK.shape[2]
+        if keep_BN is None:
+            cos, sin = self.cos_NK[:tokens], self.sin_NK[:tokens]
+        else:
+            cos, sin = (table_NK[keep_BN[:, :tokens]].unsqueeze(1) for table_NK in (self.cos_NK, self.sin_NK))
         first, second = x_BHNK.chunk(2, dim=-1)
         turned_BHNK = torch.cat([-second, first], dim=-1)
         return (x_BHNK * cos + turned_BHNK * sin).to(x_BHNK.dtype)

@@ -74,6 +74,13 @@ class Variant:
         return int(self.class_token) + int(self.distilled) + self.registers
 
     @property
+    def head_tokens(self) -> int | None:
+        """Tokens that the head reads, counted from the first; None: all. The last block computes no others."""
+        if self.distilled:
+            return 2
+        return 1 if self.pool == "cls" else None
+
+    @property
     def mlp_width(self) -> int:
         """Hidden width of the MLP. SwiGLU has three matrices, so two thirds keep the number of parameters."""
         width = int(self.embed_dim * self.mlp_ratio)

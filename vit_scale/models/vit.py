@@ -81,14 +81,11 @@ class VisionTransformer(nn.Module):
 
     def forward(self, x_BCHW: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Logits; with `distilled_training`, in training, those of both heads (class, distillation)."""
-        return self.forward_head(self.forward_features(x_BCHW))
+        return self.forward_head(self._features(x_BCHW, self.variant.head_tokens))
 
     def forward_features(self, x_BCHW: Tensor) -> Tensor:
         """Every token after the last block, [B, N, D]."""
-        x_BND, keep_BN = self._embed(x_BCHW)
-        for index, block in enumerate(self.blocks):
-            x_BND = self._run(index, block, x_BND, keep_BN)
-        return self.norm(x_BND)
+        return self._features(x_BCHW)
 
     def forward_head(self, x_BND: Tensor, pre_logits: bool = False) -> Tensor | tuple[Tensor, Tensor]:
         """Tokens to logits, or to the features in front of the head."""
@@ -174,8 +171,9 @@ class VisionTransformer(nn.Module):
     def compile_blocks(self, **options: Any) -> None:
         """Compile each block in place, with options of torch.compile; parameter names stay as they are.
 
-        Equal blocks share their compiled code. Blocks of different drop rates cannot, and together would exceed
-        torch's limit on recompilation, so each then has a cache of its own.
+        Equal blocks share their compiled code, but for the last, which may compute fewer tokens. Blocks of different
+        drop rates cannot, and together would exceed torch's limit on recompilation, so each then has a cache of its
+        own.
         """
         different = len({block.drop_path1.rate for block in self.blocks if isinstance(block, Block)}) > 1
         for block in self.blocks:
@@ -197,6 +195,13 @@ class VisionTransformer(nn.Module):
             self.register_buffer("pos_embed", fixed[None])
         else:
             self.pos_embed = None
+
+    def _features(self, x_BCHW: Tensor, first: int | None = None) -> Tensor:
+        """Tokens after the last block, or only the first of them: it need not compute those that nobody reads."""
+        x_BND, keep_BN = self._embed(x_BCHW)
+        for index, block in enumerate(self.blocks):
+            x_BND = self._run(index, block, x_BND, keep_BN, first if index == self.depth - 1 else None)
+        return self.norm(x_BND)
 
     def _embed(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor | None]:
         """Tokens with their positions, and the indices of those that patch dropout left."""
@@ -222,12 +227,14 @@ class VisionTransformer(nn.Module):
         tokens = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
         return torch.cat([*tokens], dim=1) if tokens else self.patch_embed.proj.weight.new_zeros(1, 0, self.embed_dim)
 
-    def _run(self, index: int, block: nn.Module, x_BND: Tensor, keep_BN: Tensor | None) -> Tensor:
+    def _run(
+        self, index: int, block: nn.Module, x_BND: Tensor, keep_BN: Tensor | None, first: int | None = None
+    ) -> Tensor:
         mode = self.activation_checkpointing
         recompute = mode == "full" or (mode == "selective" and index % 2 == 0)
         if recompute and self.training and torch.is_grad_enabled():
-            return checkpoint(block, x_BND, keep_BN, use_reentrant=False, preserve_rng_state=True)
-        return block(x_BND, keep_BN)
+            return checkpoint(block, x_BND, keep_BN, first, use_reentrant=False, preserve_rng_state=True)
+        return block(x_BND, keep_BN, first)
 
     def _forward_two_heads(self, x_BND: Tensor, pre_logits: bool) -> Tensor | tuple[Tensor, Tensor]:
         class_BD, distilled_BD = x_BND[:, 0], x_BND[:, 1]

@@ -10,7 +10,8 @@ the plain kind saves
 
 The attention matrix itself (N x N) is kept by the kernels `math` and `explicit` only. Weights in half precision,
 which autocast keeps as well, do not grow with the batch; `memory.py` counts them. Dropout's masks have one
-byte an element. Gradients of activations are not counted: they live for one block at a time.
+byte an element. Where the head reads the class token only, the last block keeps its input, its keys and values, and
+the rest for that token alone. Gradients of activations are not counted: they live for one block at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ from torch import nn
 
 from vit_scale.models.drop_path import drop_path_rates
 from vit_scale.models.variants import Variant
-from vit_scale.report.closed_form import Checkpointing, computed_share, recomputed_blocks, training_tokens
+from vit_scale.report.closed_form import (
+    Checkpointing,
+    computed_share,
+    computed_tokens,
+    recomputed_blocks,
+    training_tokens,
+)
 from vit_scale.report.meta import twin
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -64,8 +71,9 @@ def vit_activations(
         parts["patch_dropout"] = _STREAM_BYTES * training_tokens(variant, 0.0) * variant.embed_dim + 8 * tokens
     recomputed = 0
     rates = drop_path_rates(drop_path, variant.depth, drop_path_schedule)
-    for rate, recompute in zip(rates, recomputed_blocks(variant.depth, activation_checkpointing), strict=True):
-        block = _block(variant, tokens, precision, attention)
+    recomputes = recomputed_blocks(variant.depth, activation_checkpointing)
+    for rate, first, recompute in zip(rates, computed_tokens(variant), recomputes, strict=True):
+        block = _block(variant, tokens, first or tokens, precision, attention)
         block = {part: round(size * computed_share(rate, drop_path_mode)) for part, size in block.items()}
         if recompute:
             recomputed = max(recomputed, sum(block.values()))
@@ -75,32 +83,34 @@ def vit_activations(
     return Activations(parts, recomputed)
 
 
-def _block(variant: Variant, tokens: int, precision: Precision, attention: str) -> dict[str, int]:
-    """Bytes that one block saves for an image whose branches are computed."""
+def _block(variant: Variant, tokens: int, computed: int, precision: Precision, attention: str) -> dict[str, int]:
+    """Bytes that one block saves for an image whose branches are computed, for `computed` of its tokens."""
     number = number_bytes(precision)
-    stream, row = tokens * variant.embed_dim, tokens * variant.num_heads
-    hidden = (2 if variant.mlp == "gelu" else 4) * tokens * variant.mlp_width
+    all_stream, stream = tokens * variant.embed_dim, computed * variant.embed_dim
+    row = computed * variant.num_heads
+    hidden = (2 if variant.mlp == "gelu" else 4) * computed * variant.mlp_width
     parts = {
-        "norms": 2 * (_STREAM_BYTES * stream + _STATS_BYTES * tokens),
-        "attention": number * 5 * stream + 4 * row,
+        "norms": _STREAM_BYTES * (all_stream + stream) + _STATS_BYTES * (tokens + computed),
+        "attention": number * (3 * all_stream + 2 * stream) + 4 * row,
         "mlp": number * (stream + hidden),
     }
     if variant.qk_norm or variant.pos_embed == "rope":
-        parts["attention"] += number * 2 * stream  # queries and keys before and after
+        parts["attention"] += number * (all_stream + stream)  # queries and keys before and after
     if variant.qk_norm:
-        parts["norms"] += 2 * _STATS_BYTES * row
+        parts["norms"] += _STATS_BYTES * (tokens + computed) * variant.num_heads
     if attention in ("math", "explicit"):
         # autocast computes softmax in fp32 and then makes a copy in half precision
         parts["attention"] += row * tokens * (number if precision == "fp32" else number + 4)
     if variant.layer_scale is not None:
         parts["layer_scale"] = 2 * number * stream
     if variant.dropout:
-        parts["dropout"] = 2 * stream + tokens * variant.mlp_width
+        parts["dropout"] = 2 * stream + computed * variant.mlp_width
     return parts
 
 
 def _ends(variant: Variant, tokens: int, precision: Precision) -> dict[str, int]:
     """Bytes that are saved in front of the blocks and behind them."""
+    tokens = variant.head_tokens or tokens
     stream = _STREAM_BYTES * tokens * variant.embed_dim
     height, width = variant.img_size
     parts = {"image": number_bytes(precision) * variant.in_chans * height * width, "head": 0}

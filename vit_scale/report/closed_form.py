@@ -20,14 +20,20 @@ def macs_by_part(variant: Variant) -> dict[str, int]:
     return {"patch": patches * patch_pixels * variant.embed_dim, **blocks, "head": head_macs(variant, tokens)}
 
 
-def block_macs(variant: Variant, tokens: int) -> dict[str, int]:
-    """MACs of one block for `tokens` tokens, by part."""
+def block_macs(variant: Variant, tokens: int, first: int | None = None) -> dict[str, int]:
+    """MACs of one block for `tokens` tokens, by part; `first`: where only that many of its tokens are computed."""
     dim, matrices = variant.embed_dim, 2 if variant.mlp == "gelu" else 3
+    computed = tokens if first is None else first
     return {
-        "attention_projections": tokens * 4 * dim**2,
-        "attention_products": 2 * tokens**2 * dim,
-        "mlp": tokens * matrices * dim * variant.mlp_width,
+        "attention_projections": 2 * (tokens + computed) * dim**2,
+        "attention_products": 2 * computed * tokens * dim,
+        "mlp": computed * matrices * dim * variant.mlp_width,
     }
+
+
+def computed_tokens(variant: Variant) -> Iterator[int | None]:
+    """For each block how many tokens it computes, None for all: the last one only those that the head reads."""
+    return (variant.head_tokens if i == variant.depth - 1 else None for i in range(variant.depth))
 
 
 def norm_elements(variant: Variant) -> int:
@@ -56,7 +62,7 @@ def recomputed_blocks(depth: int, checkpointing: Checkpointing) -> Iterator[bool
 
 
 def last_product(variant: Variant, tokens: int) -> int:
-    """MACs of a block's last product if nothing in the backward pass needs its result, else 0.
+    """MACs of a block's last product, of `tokens` tokens, if nothing in the backward pass needs its result, else 0.
 
     torch's checkpointing stops repeating a block once it has all that the backward pass needs: before this product,
     unless LayerScale or dropout come after it.

@@ -21,6 +21,7 @@ from vit_scale.report.closed_form import (
     Checkpointing,
     block_macs,
     computed_share,
+    computed_tokens,
     head_macs,
     last_product,
     macs_by_part,
@@ -114,16 +115,15 @@ class ModelCount:
             recomputed = 0 if activation_checkpointing == "none" else self.macs - patch - head
             return 2 * (3 * self.macs + recomputed)
         tokens = training_tokens(self.variant, patch_dropout)
-        block = sum(block_macs(self.variant, tokens).values())
         # Nothing is differentiated with respect to the image, so the patch embedding costs 2 x its forward pass.
         total: float = 2 * patch + 3 * head_macs(self.variant, tokens)
         rates = drop_path_rates(drop_path, self.variant.depth, drop_path_schedule)
         recomputes = recomputed_blocks(self.variant.depth, activation_checkpointing)
-        for rate, recompute in zip(rates, recomputes, strict=True):
-            share = computed_share(rate, drop_path_mode, batch)
-            total += 3 * share * block
+        for rate, first, recompute in zip(rates, computed_tokens(self.variant), recomputes, strict=True):
+            work = computed_share(rate, drop_path_mode, batch) * sum(block_macs(self.variant, tokens, first).values())
+            total += 3 * work
             if recompute:
-                total += share * block - (last_product(self.variant, tokens) if rate == 0 else 0)
+                total += work - (last_product(self.variant, first or tokens) if rate == 0 else 0)
         return round(2 * total)
 
 

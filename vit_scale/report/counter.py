@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from vit_scale.models.vit import VisionTransformer
 from vit_scale.report.parts import MAC_PARTS, head_names, part_of_name
 
 Shape = tuple[int, ...]
@@ -41,7 +42,10 @@ def trace(model: nn.Module, img_size: tuple[int, int], in_chans: int) -> Trace:
     result, stack = Trace(), ["other"]
     image = torch.empty(1, in_chans, *img_size, device="meta")
     with torch.no_grad(), _hooks(model, result, stack), _Operations(result, stack):
-        model(image)
+        if isinstance(model, VisionTransformer):
+            model.forward_head(model.forward_features(image))  # Called as a whole, it leaves out what no head reads.
+        else:
+            model(image)
     return result
 
 
