@@ -34,10 +34,10 @@ def test_plan_is_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
         "4,096 images an update = 64 processes x 1 forward pass x 64 images",
         "62,557 updates = 200 epochs, 6,256 updates of warm-up",
         "1.60e-03 at the peak",
-        "> ZeRO-2  12.7 GiB",
+        "> ZeRO-2  12.4 GiB",
         "2 (N-1)/N 4P: an all-reduce",
         "0.40, assumed for a large model on H100 and later",
-        "60.2 GPU-hours",
+        "58.4 GPU-hours",
         "stage 2, micro batch 64, accumulation 1",
     ):
         assert figure in said

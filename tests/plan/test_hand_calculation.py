@@ -59,10 +59,20 @@ def bytes_of_a_block(rate: float) -> float:
     return (1 - rate) * (norms + attention + mlp + layer_scale)
 
 
+def bytes_of_the_last_block(rate: float) -> float:
+    """Of all tokens its input, in front of and behind the norm, its keys and its values; the rest of the class token."""
+    all_tokens = (4 + 2 * 3) * TOKENS * WIDTH + 8 * TOKENS
+    norm = 4 * WIDTH + 8
+    attention = 2 * 2 * WIDTH + 4 * HEADS
+    mlp = 2 * (WIDTH + 2 * HIDDEN)
+    layer_scale = 2 * 2 * WIDTH
+    return (1 - rate) * (all_tokens + norm + attention + mlp + layer_scale)
+
+
 def test_memory_by_part_under_zero2(run: RunPlan) -> None:
     image = 2 * 3 * 224 * 224
-    last_norm = 4 * TOKENS * WIDTH + 8 * TOKENS
-    activations = image + last_norm + sum(map(bytes_of_a_block, RATES))
+    last_norm = 4 * WIDTH + 8
+    activations = image + last_norm + sum(map(bytes_of_a_block, RATES[:-1])) + bytes_of_the_last_block(RATES[-1])
     parts = dict(run.chosen.footprint.parts)
     assert parts.pop("activations") == pytest.approx(MICRO * activations, rel=1e-6)
     assert parts == {
@@ -99,7 +109,9 @@ def test_flops_time_and_gpu_hours(run: RunPlan) -> None:
     patches = 196 * 3 * 16 * 16 * WIDTH
     block = TOKENS * (4 * WIDTH**2 + 2 * WIDTH * HIDDEN) + 2 * TOKENS**2 * WIDTH
     shares = [math.ceil(MICRO * (1 - rate) - 1e-9) / MICRO for rate in RATES]  # whole images are computed
-    macs = 2 * patches + 3 * WIDTH * 1000 + 3 * block * sum(shares)
+    # Keys and values of all tokens; query, projection, attention and MLP of the class token.
+    last = TOKENS * 2 * WIDTH**2 + 2 * WIDTH**2 + 2 * TOKENS * WIDTH + 2 * WIDTH * HIDDEN
+    macs = 2 * patches + 3 * WIDTH * 1000 + 3 * (block * sum(shares[:-1]) + last * shares[-1])
     flops = 2 * macs * 62_557 * 4096
     assert run.cost.flops_per_image == pytest.approx(2 * macs, rel=1e-9)
     assert run.cost.flops == pytest.approx(flops, rel=1e-9)

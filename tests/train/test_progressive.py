@@ -75,7 +75,7 @@ def test_a_run_counts_the_flops_of_its_smaller_images(tmp_path: Path, root: Path
     run = build_run(load_recipe(root / "recipes/debug.yaml", options), "debug")
     try:
         flops = [run.flops_of(step) for step in range(4)]
-        sizes = [prepare(run, batches[0])[0].shape[-1] for batches in itertools.islice(run.updates(), 1)]
+        sizes = [prepare(run, batches[0], step=0)[0].shape[-1] for batches in itertools.islice(run.updates(), 1)]
     finally:
         run.close()
     assert sizes == [4]

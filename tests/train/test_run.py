@@ -24,7 +24,7 @@ def test_whitened_patches_are_those_of_the_first_images_of_the_run(
     options = [*OPTIONS, "augment.progressive=[[0,4],[0.5,8]]", f"run.dir={tmp_path}/run"]
     run = build_run(load_recipe(root / "recipes/debug.yaml", options), "debug")
     try:
-        images, _ = prepare(run, next(run.updates())[0])
+        images, _ = prepare(run, next(run.updates())[0], step=0)
         with torch.no_grad():
             tokens = run.state.model.patch_embed(images)  # type: ignore[operator]
     finally:

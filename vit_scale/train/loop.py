@@ -36,8 +36,6 @@ def train(run: Run) -> int:
     run.screen.start(state.step)
     with Interrupt(run.config.parallel.timeout_seconds) as interrupt, run.record or nullcontext():
         for batches in meter.timed(run.updates()):
-            if state.step == 0 and run.record is not None:
-                show_batch(run, *prepare(run, batches[0]))
             if is_logged(run, state.step + 1):
                 meter.watch_update()
             loss, norm = update(run, batches)
@@ -49,7 +47,7 @@ def train(run: Run) -> int:
                 log(run, meter)
             if state.step == first:
                 with meter.paused():
-                    tell_of_check(run)
+                    tell_of_start(run, batches[0])
             improved = (last or state.step % options.eval_every == 0) and evaluate_now(run, meter)
             signal = interrupt.agreed()
             if last or signal or improved or state.step % options.save_every == 0:
@@ -59,15 +57,16 @@ def train(run: Run) -> int:
     return 0
 
 
-def tell_of_check(run: Run) -> None:
-    """Say how the model compares with timm's, and let the trackers begin, which hear of that first.
-
-    Only after the first update of a start, which neither needs to wait for.
+def tell_of_start(run: Run, batch: Batch) -> None:
+    """What the first update of a start need not wait for: how the model compares with timm's, which the trackers that
+    then begin hear of first, and a picture of the batch.
     """
     if run.check is not None and run.record is not None:
         outcome = run.check.result(run.state.model.num_classes, run.state.model.in_chans)
         run.screen.say(f"timm       {outcome.summary()}")
         run.record.start_trackers(outcome.to_dict())
+    if run.state.step == 1:
+        show_batch(run, *prepare(run, batch, step=0))
 
 
 def is_logged(run: Run, step: int) -> bool:
@@ -83,7 +82,7 @@ def update(run: Run, batches: list[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
     set_learning_rate(state.optimizer, run.lr.at(state.step))
     loss_sum = torch.zeros((), device=run.device)
     for batch in batches:
-        images, targets = prepare(run, batch)
+        images, targets = prepare(run, batch, state.step)
         with run.accelerator.accumulate(state.wrapped):
             loss = classification_loss(config.optim.loss, state.wrapped(images), targets)
             run.accelerator.backward(loss)
@@ -94,13 +93,13 @@ def update(run: Run, batches: list[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
     return loss_sum / len(batches), norm
 
 
-def prepare(run: Run, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normalised, mixed images at the size of the step, and soft targets, on the device."""
+def prepare(run: Run, batch: Batch, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normalised, mixed images at the size of the step, counted from 0, and soft targets, on the device."""
     images = run.normalize(batch.images.to(run.device, non_blocking=True))
     labels = batch.labels.to(run.device, non_blocking=True)
     offset = int(batch.positions[0]) % run.plan.global_batch
-    images, targets = run.mixing(images, labels, step=run.state.step, offset=offset)
-    return run.progressive(images, run.state.step).to(run.state.input_dtype), targets
+    images, targets = run.mixing(images, labels, step=step, offset=offset)
+    return run.progressive(images, step).to(run.state.input_dtype), targets
 
 
 def seed_everything(seed: int, step: int, rank: int) -> None:

@@ -17,7 +17,7 @@ def show_batch(run: Run, images: torch.Tensor, targets: torch.Tensor) -> None:
         return
     few = slice(MOST_IN_BATCH)
     names = list(run.data.class_names)
-    run.record.picture(0, "batch", lambda: batch_picture(images[few], targets[few], run.normalization, names))
+    run.record.picture(run.state.step, "batch", lambda: batch_picture(images[few], targets[few], run.normalization, names))
 
 
 def show_inspection(run: Run, inspection: Inspection, weights: str) -> None:
