@@ -37,7 +37,12 @@ def time_until(command: list[str], seen: Callable[[], bool], stdout: int = subpr
         program.wait()
 
 
+def logged(run_folder: Path, step: int) -> dict[str, float]:
+    """What a run of ours logged of its training at a step."""
+    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    return next(line for line in lines if line["step"] == step and "train/loss" in line)
+
+
 def logged_rate(run_folder: Path, step: int) -> float:
     """Images per second that a run of ours logged at a step."""
-    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
-    return next(line["speed/images_per_second"] for line in lines if line["step"] == step)
+    return logged(run_folder, step)["speed/images_per_second"]

@@ -100,11 +100,17 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     return low, middle, high
 
 
-def matmul_gflops(device: str = "cpu", size: int = 1024, repeats: int = 10) -> float:
-    """GFLOP/s of an fp32 matrix product: what the share of the peak is taken of."""
-    a, b = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
+def matmul_gflops(device: str = "cpu", dtype: torch.dtype = torch.float32, repeats: int = 10) -> float:
+    """GFLOP/s of a matrix product: what the share of the peak is taken of."""
+    size = 8192 if device == "cuda" else 1024
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     best = min(seconds(lambda: torch.mm(a, b), device) for _ in range(repeats))
     return 2 * size**3 / best / 1e9
+
+
+def peak_of_programs(device: str) -> float:
+    """GFLOP/s of a matrix product in the precision that training programs choose for themselves on a device."""
+    return matmul_gflops(device, torch.bfloat16 if device == "cuda" else torch.float32)
 
 
 def add_shares_of_peak(row: Row, model: nn.Module, peak: float) -> None:
@@ -134,11 +140,20 @@ def _processor() -> str:
 def parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
     """The options that all benchmarks have."""
     options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    options.add_argument("--device", choices=["cpu", "cuda"], default=default)
+    about = "cpu or cuda (default: cuda where there is a GPU)"
+    options.add_argument("--device", type=_choose_device, choices=["cpu", "cuda"], default="auto", help=about)
     options.add_argument("--rounds", type=int, default=rounds, help="(default: %(default)s)")
     options.add_argument("--json", action="store_true", help="for machines")
     return options
+
+
+def _choose_device(asked: str) -> str:
+    """`auto` made cpu or cuda. Programs that a benchmark starts look for a GPU themselves: for `cpu` it is hidden."""
+    if asked == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return asked
 
 
 def model_and_batch(option: str) -> tuple[str, int]:

@@ -5,9 +5,10 @@
 
 The peer of train_end_to_end.py, startup.py and time_to_accuracy.py. timm's package does not contain its train.py; this
 puts the same parts together in the same order for DeiT's recipe (random resized crop, `rand-m9-mstd0.5-inc1`, erasing,
-MixUp, CutMix, label smoothing, drop path 0.1, EMA, cosine schedule) and prints a line of JSON for each update: its
-number, seconds since the start, loss. With --minutes the schedule reaches zero when they are over, and so many
-evaluations of the validation images, spread evenly, print lines with `top1` of the weights and of their average.
+MixUp, CutMix, label smoothing, drop path 0.1, EMA, cosine schedule) and prints a line of JSON for each update, or for
+every --log-every of them: its number, seconds since the start, loss. With --minutes the schedule reaches zero when they
+are over, and so many evaluations of the validation images, spread evenly, print lines with `top1` of the weights and of
+their average. On a GPU, where there is one, it trains as `train.py --amp --amp-dtype bfloat16` does.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def main() -> None:
     options.add_argument("--minutes", type=float, help="instead of steps")
     options.add_argument("--evaluations", type=int, default=0)
     options.add_argument("--workers", type=int, default=2)
+    options.add_argument("--log-every", type=int, default=1)
     options.add_argument("--drop-path", type=float, default=0.1)
     args = options.parse_args()
     loader, mixup = build_loader(args)
@@ -58,8 +60,8 @@ def build_loader(args: argparse.Namespace) -> tuple[Any, Any]:
         interpolation="random",
         color_jitter=0,
         num_workers=args.workers,
-        pin_memory=False,
-        device=torch.device("cpu"),
+        pin_memory=torch.cuda.is_available(),
+        device=device(),
     )
     mixup = Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, label_smoothing=0.1, num_classes=dataset.num_classes)
     return loader, mixup
@@ -75,7 +77,9 @@ def train(args: argparse.Namespace, loader: Any, mixup: Any) -> None:
     from train_step import build_theirs
 
     torch.manual_seed(42)
-    model = build_theirs(args.model, args.drop_path, num_classes=mixup.num_classes, **args.model_options).train()
+    model = build_theirs(args.model, args.drop_path, num_classes=mixup.num_classes, **args.model_options)
+    model = model.to(device()).train()
+    autocast = torch.autocast(device().type, torch.bfloat16, enabled=torch.cuda.is_available())
     optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05)
     ema = ModelEmaV3(model, decay=0.999, use_warmup=True)
     loss_function = SoftTargetCrossEntropy()
@@ -85,19 +89,28 @@ def train(args: argparse.Namespace, loader: Any, mixup: Any) -> None:
     evaluated = 0
     for update, (images, labels) in enumerate(loader, start=1):
         images, targets = mixup(images, labels)
-        loss = loss_function(model(images), targets)
+        with autocast:
+            loss = loss_function(model(images), targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         ema.update(model, step=update)
         done = progress(update, args)
         scheduler.step_update(round(done * TICKS))
-        say(step=update, loss=loss.item())
+        if update % args.log_every == 0 or done >= 1:
+            say(step=update, loss=loss.item())
         if args.evaluations and int(done * args.evaluations) > evaluated:
             evaluated = int(done * args.evaluations)
             say(step=update, top1=accuracy(model, args), ema_top1=accuracy(ema.module, args))
         if done >= 1:
             return
+
+
+def device() -> Any:
+    """A GPU where there is one."""
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def progress(update: int, args: argparse.Namespace) -> float:
@@ -124,8 +137,8 @@ def accuracy(model: Any, args: argparse.Namespace) -> float:
         is_training=False,
         crop_pct=1.0,
         num_workers=args.workers,
-        pin_memory=False,
-        device=torch.device("cpu"),
+        pin_memory=torch.cuda.is_available(),
+        device=device(),
     )
     training, right, images_seen = model.training, 0, 0
     model.eval()

@@ -5,7 +5,8 @@
 Both sides are programs of their own, started in turn, with the same images, model, batch, threads, augmentation
 (random resized crop, `rand-m9-mstd0.5-inc1`, erasing), MixUp, CutMix, label smoothing, AdamW, EMA and drop path; ours
 also guards against non-finite values, logs, and writes an offline W&B run. The first half of the updates warms up; the
-rate is that of the second. Starting is startup.py's. Without folders, images are cut from scikit-learn's photographs.
+rate is that of the second, at whose end both must have come to about the same loss. Starting is startup.py's. Without
+folders, images are cut from scikit-learn's photographs.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from typing import Any
 
 import yaml
 from photographs import make_photographs
-from programs import logged_rate, run_program, time_until
-from side_by_side import Row, add_shares_of_peak, compare, interleave, matmul_gflops, parser, show
+from programs import logged, run_program, time_until
+from side_by_side import Row, add_shares_of_peak, compare, interleave, parser, peak_of_programs, show
 
 import vit_scale
 
 HERE = Path(__file__).parent
 GOAL = 1.35
+SAME_LOSS = 0.1
+"""Weights, crops and mixtures are drawn differently, so that losses after a few updates are only alike."""
 LIMIT = "the model's step takes most of the time; loading competes with it for the same cores"
 
 
@@ -62,14 +65,25 @@ def main() -> None:
 
 def measure(case: Case, args: argparse.Namespace, scratch: Path) -> Row:
     """Images per second of both sides."""
-    sides: dict[str, Callable[[], float]] = {
-        "ours": lambda: run_ours(case, args.steps, scratch),
-        "timm": lambda: run_timm(case, args.steps),
+    losses: dict[str, float] = {}
+
+    def side(name: str, run: Callable[[], tuple[float, float]]) -> Callable[[], float]:
+        def rate() -> float:
+            found, losses[name] = run()
+            return found
+
+        return rate
+
+    sides = {
+        "ours": side("ours", lambda: run_ours(case, args.steps, scratch)),
+        "timm": side("timm", lambda: run_timm(case, args.steps)),
     }
     values = interleave(sides, args.rounds, warmup=0)
+    assert abs(losses["ours"] / losses["timm"] - 1) < SAME_LOSS, f"not the same training: losses {losses}"
     name = f"{case.name}: {case.model}, batch {case.batch}"
     row = compare(name, values, "ours", "timm", "images/s", goal=GOAL, limit=LIMIT)
-    add_shares_of_peak(row, vit_scale.create_model(case.model), matmul_gflops(args.device))
+    add_shares_of_peak(row, vit_scale.create_model(case.model), peak_of_programs(args.device))
+    row.more.update({"loss at the end, ours": losses["ours"], "loss at the end, peer": losses["timm"]})
     return row
 
 
@@ -95,7 +109,8 @@ def our_recipe(case: Case, steps: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def run_ours(case: Case, steps: int, scratch: Path) -> float:
+def run_ours(case: Case, steps: int, scratch: Path) -> tuple[float, float]:
+    """Images per second, and the loss of the last updates."""
     folder = Path(tempfile.mkdtemp(dir=scratch))
     recipe = folder / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(our_recipe(case, steps, folder / "run")))
@@ -105,16 +120,19 @@ def run_ours(case: Case, steps: int, scratch: Path) -> float:
         [sys.executable, "launch/train.py", str(recipe)],
         lambda: metrics.exists() and f'"step": {steps},' in metrics.read_text(),
     )
-    return logged_rate(folder / "run", steps)
+    line = logged(folder / "run", steps)
+    return line["speed/images_per_second"], line["train/loss"]
 
 
-def run_timm(case: Case, steps: int) -> float:
+def run_timm(case: Case, steps: int) -> tuple[float, float]:
+    """Images per second, and the loss of the last update."""
+    half = steps // 2
     command = [sys.executable, str(HERE / "timm_train.py"), "--data", case.data, "--model", case.model]
     sizes = {"--size": case.size, "--batch": case.batch, "--steps": steps, "--workers": case.workers}
+    sizes["--log-every"] = half
     out = run_program([*command, *(str(word) for pair in sizes.items() for word in pair)])
-    at = {line["step"]: line["seconds"] for line in map(json.loads, out.splitlines())}
-    half = steps // 2
-    return (steps - half) * case.batch / (at[steps] - at[half])
+    at = {line["step"]: line for line in map(json.loads, out.splitlines())}
+    return (steps - half) * case.batch / (at[steps]["seconds"] - at[half]["seconds"]), at[steps]["loss"]
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def bytes_of_a_block(rate: float) -> float:
 
 
 def bytes_of_the_last_block(rate: float) -> float:
-    """Of all tokens its input, in front of and behind the norm, its keys and its values; the rest of the class token."""
+    """Of all tokens the input, before and behind the norm, keys and values; the rest of the class token alone."""
     all_tokens = (4 + 2 * 3) * TOKENS * WIDTH + 8 * TOKENS
     norm = 4 * WIDTH + 8
     attention = 2 * 2 * WIDTH + 4 * HEADS

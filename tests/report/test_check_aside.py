@@ -70,6 +70,13 @@ def test_where_no_process_can_be_had_the_check_is_made_here(monkeypatch: pytest.
     assert CheckAside(MODELS[0]).result(10, 3) == check_against_timm(MODELS[0], num_classes=10, in_chans=3)
 
 
+def test_no_process_is_begun_unless_asked_for() -> None:
+    before = set(multiprocessing.active_children())
+    check = CheckAside(MODELS[0], aside=False)
+    assert set(multiprocessing.active_children()) == before
+    assert check.result(10, 3) == check_against_timm(MODELS[0], num_classes=10, in_chans=3)
+
+
 def test_a_failure_of_the_check_is_told_to_the_one_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_aside, "_check", refuse)
     aside = CheckAside(MODELS[0])

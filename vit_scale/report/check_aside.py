@@ -23,13 +23,13 @@ SECONDS_AT_MOST = 30.0
 class CheckAside:
     """Begins when it is made, best before torch is imported; `result` is asked for once the data is known.
 
-    Where the other process cannot be had, the check is made in this one.
+    Without `aside`, and where the other process cannot be had, the check is made in this one.
     """
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, *, aside: bool = True) -> None:
         self._model = model
         self._other: tuple[BaseProcess, Connection] | None = None
-        if sys.platform == "linux":
+        if aside and sys.platform == "linux":
             with contextlib.suppress(OSError):  # No more processes, or no memory for one.
                 self._other = _begin(model)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 
 from vit_scale.config import Config
 from vit_scale.launcher import is_main_process
@@ -15,7 +16,8 @@ def run_recipe(config: Config, recipe: str) -> int:
 
     quiet_libraries()
     gc.disable()  # Until all is imported and built, of which nothing is garbage: a tenth of the start.
-    check = CheckAside(config.model) if is_main_process() else None  # Before torch is imported, to go on beside that.
+    # Beside the import of torch. Where that is over, a fork would take its threads' locks along and save no time.
+    check = CheckAside(config.model, aside="torch" not in sys.modules) if is_main_process() else None
     from vit_scale.train.finish import finish
     from vit_scale.train.folder_lock import release
     from vit_scale.train.loop import train

@@ -15,9 +15,9 @@ def show_batch(run: Run, images: torch.Tensor, targets: torch.Tensor) -> None:
     """The first images as they reach the model, with the classes and weights of their targets."""
     if run.record is None or run.config.track.pictures == "never":
         return
-    few = slice(MOST_IN_BATCH)
-    names = list(run.data.class_names)
-    run.record.picture(run.state.step, "batch", lambda: batch_picture(images[few], targets[few], run.normalization, names))
+    few, names = slice(MOST_IN_BATCH), list(run.data.class_names)
+    step, statistics = run.state.step, run.normalization
+    run.record.picture(step, "batch", lambda: batch_picture(images[few], targets[few], statistics, names))
 
 
 def show_inspection(run: Run, inspection: Inspection, weights: str) -> None:
