@@ -37,11 +37,11 @@ from vit_scale.models.variants import VARIANTS
 
 GOALS = {0.0: 1.00, 0.1: 1.12, 0.4: 1.45}
 LIMIT = (
-    "matrix products, the same on both sides but for those left out: of the last block all but keys and values of the "
-    "tokens that the head does not read, and what stochastic depth drops (5 % and 20 % of the branches where rates "
-    "rise to 0.1 and 0.4, 10 % and 40 % where they are uniform). In ViT-S/16 that can give 1.08, 1.13 and 1.32, or 1.19 and "
-    "1.78 where they are uniform; the rest is the dropout of vit_cifar_small, whose random numbers are a quarter of "
-    "timm's step on a CPU"
+    "matrix products, the same on both sides but for those left out: of the last block all but keys and values of "
+    "the tokens that the head does not read, and what stochastic depth drops (5 % and 20 % of the branches where "
+    "rates rise to 0.1 and 0.4, 10 % and 40 % where they are uniform). In ViT-S/16 that can give 1.08, 1.13 and "
+    "1.32, or 1.19 and 1.78 where they are uniform; the rest is the dropout of vit_cifar_small, whose random "
+    "numbers are a quarter of timm's step on a CPU"
 )
 Schedule = Literal["linear", "uniform"]
 
