@@ -89,7 +89,7 @@ def our_steps(run: Run, batches: list[Batch]) -> Callable[[], None]:
 
 def bare_steps(run: Run, batches: list[Batch]) -> Callable[[], None]:
     """The same model and batch, and nothing else."""
-    images, targets = prepare(run, batches[0])
+    images, targets = prepare(run, batches[0], step=0)
     images, model = images.clone(), copy.deepcopy(run.state.model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
