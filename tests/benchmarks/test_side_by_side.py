@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
+import os
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 
 @pytest.fixture
@@ -70,3 +72,16 @@ def test_every_benchmark_is_on_the_page_but_the_one_that_takes_an_hour(run_all: 
     }
     rows = {name for name in scripts if "show(" in (root / f"benchmarks/{name}.py").read_text()}
     assert set(run_all.ABOUT) == rows
+
+
+def test_on_a_cpu_programs_that_are_started_see_no_gpu(
+    side_by_side: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    options = side_by_side.parser("", rounds=1)
+    assert options.parse_args([]).device == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+    assert options.parse_args(["--device", "cpu"]).device == "cpu"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    with pytest.raises(SystemExit):
+        options.parse_args(["--device", "tpu"])
