@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vit_scale.errors import UserError
 from vit_scale.models.dropout import Dropout
+from vit_scale.models.linear import Linear, linear
 from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding
 
 NORM_EPS = 1e-6
@@ -28,7 +29,7 @@ _KERNELS = {
 }
 
 
-class QueriesKeysValues(nn.Linear):
+class QueriesKeysValues(Linear):
     """One matrix that projects tokens to queries, keys and values."""
 
     def __init__(self, dim: int, *, bias: bool = True) -> None:
@@ -41,8 +42,8 @@ class QueriesKeysValues(nn.Linear):
             # Taken apart along the dimension where they lie: the backward pass then puts them together in one copy.
             return super().forward(x_BND).unflatten(-1, (3, dim)).unbind(2)
         q_bias, kv_bias = (None, None) if self.bias is None else (self.bias[:dim], self.bias[dim:])
-        q_BQD = F.linear(x_BND[:, :queries], self.weight[:dim], q_bias)
-        return q_BQD, *F.linear(x_BND, self.weight[dim:], kv_bias).unflatten(-1, (2, dim)).unbind(2)
+        q_BQD = linear(x_BND[:, :queries], self.weight[:dim], q_bias)
+        return q_BQD, *linear(x_BND, self.weight[dim:], kv_bias).unflatten(-1, (2, dim)).unbind(2)
 
 
 class Attention(nn.Module):
@@ -71,7 +72,7 @@ class Attention(nn.Module):
         self.k_norm = nn.LayerNorm(self.head_dim, eps=NORM_EPS) if qk_norm else nn.Identity()
         self.rope = position if isinstance(position, RotaryEmbedding) else None
         self.rel_pos = position if isinstance(position, RelativeBias) else None
-        self.proj = nn.Linear(dim, dim, bias=bias)
+        self.proj = Linear(dim, dim, bias=bias)
         self.proj_drop = Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x_BND: Tensor, keep_BN: Tensor | None = None, queries: int | None = None) -> Tensor:

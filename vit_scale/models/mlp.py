@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vit_scale.models.dropout import Dropout
+from vit_scale.models.linear import Linear, gelu
 
 
 class Mlp(nn.Module):
@@ -14,13 +15,13 @@ class Mlp(nn.Module):
 
     def __init__(self, dim: int, hidden: int, *, bias: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(dim, hidden, bias=bias)
-        self.fc2 = nn.Linear(hidden, dim, bias=bias)
+        self.fc1 = Linear(dim, hidden, bias=bias)
+        self.fc2 = Linear(hidden, dim, bias=bias)
         self.drop = Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x_BND: Tensor) -> Tensor:
         """Each token on its own."""
-        return self.drop(self.fc2(self.drop(F.gelu(self.fc1(x_BND)))))
+        return self.drop(self.fc2(self.drop(gelu(self.fc1(x_BND)))))
 
 
 class SwiGlu(nn.Module):
@@ -28,8 +29,8 @@ class SwiGlu(nn.Module):
 
     def __init__(self, dim: int, hidden: int, *, bias: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(dim, 2 * hidden, bias=bias)
-        self.fc2 = nn.Linear(hidden, dim, bias=bias)
+        self.fc1 = Linear(dim, 2 * hidden, bias=bias)
+        self.fc2 = Linear(hidden, dim, bias=bias)
         self.drop = Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x_BND: Tensor) -> Tensor:
