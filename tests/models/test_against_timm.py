@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vit_scale.models import create_model
+from vit_scale.models import create_model, linear
 from vit_scale.models.timm_models import counterpart_options, create_counterpart
 
 OPTIONS: dict[str, dict[str, object]] = {
@@ -27,6 +27,12 @@ OPTIONS: dict[str, dict[str, object]] = {
     "explicit attention": {"attention": "explicit"},
     "checkpointed": {},
 }
+
+
+@pytest.fixture(autouse=True, params=[linear.WORTHWHILE_MACS, 0], ids=["small", "as large"])
+def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch, as those of a small model are, and the way that those of a large one go."""
+    monkeypatch.setattr(linear, "WORTHWHILE_MACS", request.param)
 
 
 def pair(**options: object) -> tuple[nn.Module, nn.Module]:

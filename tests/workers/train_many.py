@@ -16,11 +16,13 @@ import sys
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from vit_scale.errors import UserError
+from vit_scale.models import linear
 from vit_scale.recipe import load_recipe
 from vit_scale.train import close_processes, loop, run_recipe
 
 RANK = int(os.environ.get("RANK", "0"))
 LAST = int(os.environ.get("WORLD_SIZE", "1")) - 1 == RANK
+linear.WORTHWHILE_MACS = 0  # The models here are small; their products go the way of large ones all the same.
 UPDATE, LOSS = loop.update, loop.classification_loss
 
 

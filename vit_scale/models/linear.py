@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-_WORTHWHILE_MACS = 2**25
+WORTHWHILE_MACS = 2**25
 """A smaller product takes less time than the Python around it."""
 
 
@@ -25,10 +25,10 @@ class Linear(nn.Linear):
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """`x @ weight.T + bias`.
 
-    On a CPU torch first writes the bias to every row and then adds MKL's product, whose kernels were made for other
-    processors than AMD's. oneDNN adds the bias while it has the product at hand, and runs as fast on both.
+    On a CPU torch first writes the bias to every row and then adds MKL's product to it. oneDNN adds the bias while it
+    has the product at hand, and its products themselves are faster by a tenth on an AMD EPYC.
     """
-    if _is_plain_fp32_on_cpu(x) and x.numel() * weight_OI.shape[0] >= _WORTHWHILE_MACS:
+    if _is_plain_fp32_on_cpu(x) and x.numel() * weight_OI.shape[0] >= WORTHWHILE_MACS:
         return _OneDnnLinear.apply(x, weight_OI, bias_O)
     return F.linear(x, weight_OI, bias_O)
 

@@ -1,0 +1,124 @@
+"""Linear layers and GELU on a CPU: torch's values and gradients, whichever library computes them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vit_scale.models import create_model
+from vit_scale.models.linear import WORTHWHILE_MACS, Linear, gelu, linear
+
+OUT = 256
+ENOUGH_ROWS = WORTHWHILE_MACS // (OUT * 128)
+SHAPES = {
+    "rows": (ENOUGH_ROWS, 128),
+    "tokens of images": (8, ENOUGH_ROWS // 8, 128),
+    "an odd number of rows": (7, ENOUGH_ROWS // 4 + 3, 128),
+}
+
+
+def made_by_onednn(y: Tensor) -> bool:
+    return "OneDnnLinear" in type(y.grad_fn).__name__
+
+
+def leaves(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Input, weight and bias."""
+    torch.manual_seed(0)
+    tensors = torch.randn(shape), torch.randn(OUT, shape[-1]) / 10, torch.randn(OUT)
+    return tensors[0].requires_grad_(), tensors[1].requires_grad_(), tensors[2].requires_grad_()
+
+
+def assert_same_gradients(found: Tensor, expected: Tensor, of: list[Tensor], grad: Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    pairs = zip(torch.autograd.grad(found, of, grad), torch.autograd.grad(expected, of, grad), strict=True)
+    for ours, torchs in pairs:
+        # Sums over thousands of rows, in another order.
+        torch.testing.assert_close(ours, torchs, atol=1e-3, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_values_and_gradients_are_those_of_torch(shape: tuple[int, ...], with_bias: bool) -> None:
+    x, weight, bias = leaves(*shape)
+    of = [x, weight, bias] if with_bias else [x, weight]
+    found = linear(x, weight, bias if with_bias else None)
+    assert made_by_onednn(found)
+    expected = F.linear(x, weight, bias if with_bias else None)
+    assert_same_gradients(found, expected, of, torch.randn_like(expected))
+
+
+def test_inputs_and_gradients_may_lie_anyhow_in_memory() -> None:
+    """A slice of the weight, tokens that are a view, a gradient that is one number for all."""
+    x, weight, bias = leaves(8, ENOUGH_ROWS // 2, 128)
+    part, half, rest = x.transpose(0, 1), weight[: OUT // 2], bias[OUT // 2 :]
+    found = linear(part, half, rest)
+    assert made_by_onednn(found)
+    assert_same_gradients(found, F.linear(part, half, rest), [x, weight, bias], torch.ones(1, 1, 1).expand(found.shape))
+
+
+def test_the_result_may_be_changed_in_place() -> None:
+    """As residual sums and dropout do."""
+    x, weight, bias = leaves(*SHAPES["tokens of images"])
+    found = linear(x, weight, bias).mul_(2).add_(1)
+    expected = F.linear(x, weight, bias) * 2 + 1
+    assert_same_gradients(found, expected, [x, weight, bias], torch.randn_like(expected))
+
+
+def test_what_is_frozen_gets_no_gradient() -> None:
+    x, weight, bias = leaves(*SHAPES["rows"])
+    linear(x.detach(), weight, bias.detach()).sum().backward()
+    assert (x.grad, bias.grad) == (None, None)
+    assert weight.grad is not None
+
+
+def test_a_small_product_is_torch_s_own() -> None:
+    assert not made_by_onednn(linear(torch.randn(4, 128), *leaves(4, 128)[1:]))
+
+
+def test_autocast_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked of a stand-in for torch's layer: some CPUs that advertise products in bf16 die of them."""
+    tensors = leaves(*SHAPES["rows"])
+    monkeypatch.setattr(F, "linear", lambda *_: "torch's")
+    assert made_by_onednn(linear(*tensors))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(*tensors) == "torch's"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_other_precisions_than_fp32_are_left_to_torch(dtype: torch.dtype) -> None:
+    found = linear(*(tensor.to(dtype) for tensor in leaves(*SHAPES["rows"])))
+    assert found.dtype == dtype
+    assert made_by_onednn(found) == (dtype == torch.float32)
+
+
+def test_a_compiler_sees_one_graph() -> None:
+    layer = Linear(128, OUT)
+    x = torch.randn(*SHAPES["rows"])
+    compiled = torch.compile(lambda x: gelu(layer(x)), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), F.gelu(F.linear(x, layer.weight, layer.bias)))
+
+
+def test_gelu_has_torch_s_values_and_gradient_in_place_of_the_one_that_came() -> None:
+    x = torch.randn(50, 60, requires_grad=True)
+    came = torch.randn(50, 60)
+    (expected,) = torch.autograd.grad(F.gelu(x), x, came)
+    result = gelu(x)
+    assert torch.equal(result, F.gelu(x))
+    (found,) = torch.autograd.grad(result, x, came)
+    assert torch.equal(found, expected)
+    assert found.data_ptr() == came.data_ptr()
+
+
+def test_a_gradient_that_is_needed_elsewhere_survives_a_model() -> None:
+    """Of a sum of outputs, whose terms get one tensor: each must have the gradient that it has alone."""
+    torch.manual_seed(0)
+    model = create_model("vit_mu").train()
+    images = torch.randn(2, *model.patch_embed.proj.weight.shape[1:2], *model.img_size)
+    with torch.no_grad():
+        model.head.weight.normal_()
+    alone, together = images.clone().requires_grad_(), images.clone().requires_grad_()
+    model(alone).sum().backward()
+    (model(together) + model(together)).sum().backward()
+    torch.testing.assert_close(together.grad, 2 * alone.grad)
