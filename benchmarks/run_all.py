@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from programs import ROOT
-from side_by_side import Row, number
+from side_by_side import Row, number, sides_in_words
 
 HERE = Path(__file__).parent
 ABOUT = {
@@ -88,7 +88,10 @@ def page(reports: dict[str, dict[str, Any]], args: argparse.Namespace, minutes: 
         "# Benchmarks",
         "",
         "Written by `make bench`. Each script in benchmarks/ measures both sides in turn in one run. Figures are",
-        "medians over rounds; the ratio is ours to the peer's within a round, and its quartiles tell the spread.",
+        "medians over rounds; the ratio is ours to the peer's within a round, and its quartiles tell the spread. In",
+        "brackets stands the share of the peak (MFU): of a matrix product measured in the same run.",
+        "",
+        *goals(reports),
         "",
         f"- Machine: {machine}",
         f"- Date: {datetime.date.today().isoformat()}, {minutes:.0f} minutes in all",
@@ -96,6 +99,16 @@ def page(reports: dict[str, dict[str, Any]], args: argparse.Namespace, minutes: 
         "- `--device cuda` is for running the same scripts on a GPU; all rows here are from the machine above",
     ]
     return "\n".join([*head, *(line for name, report in reports.items() for line in section(name, report)), ""])
+
+
+def goals(reports: dict[str, dict[str, Any]]) -> list[str]:
+    """How many goals are reached, and which are not."""
+    rows = [as_row(found) for report in reports.values() for found in report["rows"] if found["goal"] is not None]
+    missed = [row for row in rows if not row.reached]
+    if not missed:
+        return [f"**All {len(rows)} goals reached.**"]
+    told = [f"- not reached: {row.case}: {row.ratio:.2f}, goal {row.goal:g}" for row in missed]
+    return [f"**{len(rows) - len(missed)} of {len(rows)} goals reached.**", "", *told]
 
 
 def _images(args: argparse.Namespace) -> list[tuple[str, str]]:
@@ -117,7 +130,7 @@ def section(name: str, report: dict[str, Any]) -> list[str]:
 
 def cells(row: Row) -> list[str]:
     quartiles = f"{row.low:.2f} to {row.high:.2f}"
-    return [row.case, number(row.ours), number(row.peer), row.unit, f"{row.ratio:.2f}", quartiles, row.goal_in_words()]
+    return [row.case, *sides_in_words(row), row.unit, f"{row.ratio:.2f}", quartiles, row.goal_in_words()]
 
 
 def more(row: Row) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 from programs import logged_rate, run_program
-from side_by_side import add_shares_of_peak, compare, interleave, parser, peak_of_programs, show
+from side_by_side import compare, interleave, parser, peak_of_programs, show, with_shares_of_peak
 
 import vit_scale
 
@@ -36,8 +36,7 @@ def main() -> None:
         values = interleave(sides, args.rounds, warmup=0)
     case = f"{args.model}, {args.micro} images a process, {args.strategy}: two processes over one"
     row = compare(case, values, "2", "1", "images/s", goal=GOAL, limit=LIMIT)
-    add_shares_of_peak(row, vit_scale.create_model(args.model), peak_of_programs(args.device))
-    show([row], args)
+    show([with_shares_of_peak(row, vit_scale.create_model(args.model), peak_of_programs(args.device))], args)
 
 
 def rate(processes: int, args: argparse.Namespace, scratch: Path) -> float:

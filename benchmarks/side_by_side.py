@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.metadata
 import json
 import os
@@ -10,12 +11,14 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import nn
+
+from vit_scale.models.linear import linear
 
 Rounds = dict[str, list[float]]
 """What each side gave in each round."""
@@ -38,6 +41,8 @@ class Row:
     """`near`: the ratio should be 1, and `goal` is how far off it may be."""
     limit: str = ""
     """What keeps it from being better, in a sentence."""
+    shares: tuple[float, float] | None = None
+    """Of the matrix product's peak, by our side and the peer's (MFU); beside throughputs."""
     more: dict[str, float] = field(default_factory=dict)
     """Other figures by name."""
 
@@ -101,10 +106,11 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def matmul_gflops(device: str = "cpu", dtype: torch.dtype = torch.float32, repeats: int = 10) -> float:
-    """GFLOP/s of a matrix product: what the share of the peak is taken of."""
+    """GFLOP/s of a matrix product, by the faster of MKL and oneDNN on a CPU: what the share of the peak is taken of."""
     size = 8192 if device == "cuda" else 1024
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    best = min(seconds(lambda: torch.mm(a, b), device) for _ in range(repeats))
+    work = [functools.partial(product, a, b) for product in (torch.mm, linear)]
+    best = min(seconds(product, device) for product in work * repeats)
     return 2 * size**3 / best / 1e9
 
 
@@ -113,13 +119,12 @@ def peak_of_programs(device: str) -> float:
     return matmul_gflops(device, torch.bfloat16 if device == "cuda" else torch.float32)
 
 
-def add_shares_of_peak(row: Row, model: nn.Module, peak: float) -> None:
-    """Beside images per second: the share of the matrix product's `peak` that they are, for each side (MFU)."""
+def with_shares_of_peak(row: Row, model: nn.Module, peak: float) -> Row:
+    """The row with the share of the matrix product's `peak` that its images per second are, for each side (MFU)."""
     from vit_scale.report.count import count_model
 
     gflops = 6 * count_model(model).macs / 1e9  # Of an image, forward and backward, without stochastic depth.
-    row.more["of the peak, ours"] = row.ours * gflops / peak
-    row.more["of the peak, peer"] = row.peer * gflops / peak
+    return replace(row, shares=(row.ours * gflops / peak, row.peer * gflops / peak))
 
 
 def machine(device: str = "cpu") -> str:
@@ -170,13 +175,22 @@ def show(rows: Sequence[Row], args: argparse.Namespace, notes: Sequence[str] = (
         return
     print(machine(args.device))
     width = max(len(row.case) for row in rows)
-    print(f"{'':{width}}  {'ours':>10}  {'peer':>10}  {'':12}  {'ratio':>6}  {'quartiles':>13}  goal")
+    print(f"{'':{width}}  {'ours':>12}  {'peer':>12}  {'':12}  {'ratio':>6}  {'quartiles':>13}  goal")
     for row in rows:
-        print(f"{row.case:{width}}  {number(row.ours):>10}  {number(row.peer):>10}  {row.unit:12}  {_ratio(row)}")
+        ours, peer = sides_in_words(row)
+        print(f"{row.case:{width}}  {ours:>12}  {peer:>12}  {row.unit:12}  {_ratio(row)}")
         for name, value in row.more.items():
             print(f"{'':{width}}  {number(value):>10}  {name}")
     for note in notes:
         print(note)
+
+
+def sides_in_words(row: Row) -> tuple[str, str]:
+    """Both figures, each with its share of the peak where that is known: `65.5 (68 %)`."""
+    ours, peer = number(row.ours), number(row.peer)
+    if row.shares is None:
+        return ours, peer
+    return f"{ours} ({100 * row.shares[0]:.0f} %)", f"{peer} ({100 * row.shares[1]:.0f} %)"
 
 
 def number(value: float) -> str:

@@ -12,6 +12,9 @@ from types import ModuleType
 import pytest
 import torch
 
+import vit_scale
+from vit_scale.report.count import count_model
+
 
 @pytest.fixture
 def side_by_side(root: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -57,13 +60,37 @@ def test_sides_take_turns_and_change_their_order(side_by_side: ModuleType) -> No
 
 def test_the_page_has_every_row_with_spread_goal_and_limit(run_all: ModuleType, side_by_side: ModuleType) -> None:
     row = side_by_side.Row("a case", 20.0, 10.0, "images/s", 2.0, 1.9, 2.1, goal=1.5, limit="the sun")
-    row.more["of the peak, ours"] = 0.5
+    row.more["more figures"] = 0.5
     found = dataclasses.asdict(row) | {"reached": True}
     report = {"machine": "a machine", "rows": [found], "notes": ["a note"], "seconds": 60.0}
     page = run_all.page({"train_step": report}, argparse.Namespace(data="x/photos", small=None), minutes=12.0)
     assert "| a case | 20 | 10 | images/s | 2.00 | 1.90 to 2.10 | >= 1.5: reached |" in page
-    for words in ("a machine", "12 minutes", "photographs photos", "the sun", "0.5 of the peak, ours", "a note"):
+    for words in ("a machine", "12 minutes", "photographs photos", "the sun", "0.5 more figures", "a note"):
         assert words in page
+
+
+def test_the_share_of_the_peak_stands_beside_its_throughput(side_by_side: ModuleType) -> None:
+    row = side_by_side.Row("case", 20.0, 10.0, "images/s", 2.0, 2.0, 2.0)
+    assert side_by_side.sides_in_words(row) == ("20", "10")
+    layer = vit_scale.create_model("vit_mu")
+    peak = 20 * 6 * count_model(layer).macs / 1e9 * 4
+    assert side_by_side.sides_in_words(side_by_side.with_shares_of_peak(row, layer, peak)) == ("20 (25 %)", "10 (12 %)")
+
+
+@pytest.mark.parametrize(
+    ("ratios", "says"),
+    [
+        ([2.0, 1.6], ["**All 2 goals reached.**"]),
+        ([2.0, 1.4], ["**1 of 2 goals reached.**", "", "- not reached: case: 1.40, goal 1.5"]),
+    ],
+)
+def test_the_page_begins_with_the_goals(
+    run_all: ModuleType, side_by_side: ModuleType, ratios: list[float], says: list[str]
+) -> None:
+    rows = [side_by_side.Row("case", r, 1.0, "s", r, r, r, goal=1.5) for r in ratios]
+    rows.append(side_by_side.Row("without a goal", 1.0, 1.0, "s", 1.0, 1.0, 1.0))
+    found = [dataclasses.asdict(row) | {"reached": row.reached} for row in rows]
+    assert run_all.goals({"train_step": {"rows": found}}) == says
 
 
 def test_every_benchmark_is_on_the_page_but_the_one_that_takes_an_hour(run_all: ModuleType, root: Path) -> None:

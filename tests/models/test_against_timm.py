@@ -29,10 +29,12 @@ OPTIONS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.fixture(autouse=True, params=[linear.WORTHWHILE_MACS, 0], ids=["small", "as large"])
-def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By torch, as those of a small model are, and the way that those of a large one go."""
-    monkeypatch.setattr(linear, "WORTHWHILE_MACS", request.param)
+@pytest.fixture(autouse=True, params=[False, True], ids=["small", "as large"])
+def computed_as_large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch, as a small model is, and in the way that a large one is."""
+    if request.param:
+        monkeypatch.setattr(linear, "WORTHWHILE_MACS", 0)
+        monkeypatch.setattr(linear, "WORTHWHILE_ELEMENTS", 0)
 
 
 def pair(**options: object) -> tuple[nn.Module, nn.Module]:

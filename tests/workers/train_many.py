@@ -22,7 +22,7 @@ from vit_scale.train import close_processes, loop, run_recipe
 
 RANK = int(os.environ.get("RANK", "0"))
 LAST = int(os.environ.get("WORLD_SIZE", "1")) - 1 == RANK
-linear.WORTHWHILE_MACS = 0  # The models here are small; their products go the way of large ones all the same.
+linear.WORTHWHILE_MACS = linear.WORTHWHILE_ELEMENTS = 0  # Small models are computed here in the way of large ones.
 UPDATE, LOSS = loop.update, loop.classification_loss
 
 
