@@ -67,11 +67,16 @@ def test_the_result_may_be_changed_in_place() -> None:
     assert_same_gradients(found, expected, [x, weight, bias], torch.randn_like(expected))
 
 
-def test_what_is_frozen_gets_no_gradient() -> None:
-    x, weight, bias = leaves(*SHAPES["rows"])
-    linear(x.detach(), weight, bias.detach()).sum().backward()
-    assert (x.grad, bias.grad) == (None, None)
-    assert weight.grad is not None
+@pytest.mark.parametrize("trained", [0, 1, 2])
+def test_what_is_frozen_gets_no_gradient_and_nothing_is_kept_for_it(trained: int) -> None:
+    tensors = [t.requires_grad_(i == trained) for i, t in enumerate(leaves(*SHAPES["rows"]))]
+    kept: list[tuple[int, ...]] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
+        found = linear(*tensors)
+    assert made_by_onednn(found)
+    assert kept == {0: [tuple(tensors[1].shape)], 1: [tuple(tensors[0].shape)], 2: []}[trained]
+    found.sum().backward()
+    assert [tensor.grad is not None for tensor in tensors] == [i == trained for i in range(3)]
 
 
 def test_a_small_product_is_torch_s_own() -> None:

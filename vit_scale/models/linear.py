@@ -56,7 +56,8 @@ class _OneDnnLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight_OI)
+        needs_x, needs_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs_weight else None, weight_OI if needs_x else None)
         # resize_ and not view: a view that a function returns must not be changed in place, as a residual sum does.
         return _product(_rows(x), weight_OI, bias_O).resize_(*x.shape[:-1], weight_OI.shape[0])
 
@@ -65,10 +66,10 @@ class _OneDnnLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight_OI = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-        grad_RO, x_RI = _rows(grad), _rows(x)
+        grad_RO = _rows(grad)
         return (
-            _product(grad_RO, weight_OI.t()).resize_(x.shape) if needs_x else None,
-            _weight_gradient(grad_RO, x_RI) if needs_weight else None,
+            _product(grad_RO, weight_OI.t()).resize_(*grad.shape[:-1], weight_OI.shape[1]) if needs_x else None,
+            _weight_gradient(grad_RO, _rows(x)) if needs_weight else None,
             grad_RO.sum(0) if needs_bias else None,
         )
 
