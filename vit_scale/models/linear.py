@@ -29,18 +29,18 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
     On a CPU torch first writes the bias to every row and then adds MKL's product to it. oneDNN adds the bias while it
     has the product at hand, and its products themselves are faster by a tenth on an AMD EPYC.
     """
-    if x.numel() * weight_OI.shape[0] >= WORTHWHILE_MACS and _is_plain_fp32_on_cpu(x):
+    if _is_plain_fp32_on_cpu(x) and x.numel() * weight_OI.shape[0] >= WORTHWHILE_MACS:
         return _OneDnnLinear.apply(x, weight_OI, bias_O)
     return F.linear(x, weight_OI, bias_O)
 
 
 def gelu(x: Tensor) -> Tensor:
     """The exact GELU. The gradient that comes back is changed in place on a CPU: of a result that is used only once."""
-    return _Gelu.apply(x) if x.numel() >= WORTHWHILE_ELEMENTS and _is_plain_fp32_on_cpu(x) else F.gelu(x)
+    return _Gelu.apply(x) if _is_plain_fp32_on_cpu(x) and x.numel() >= WORTHWHILE_ELEMENTS else F.gelu(x)
 
 
 def _is_plain_fp32_on_cpu(x: Tensor) -> bool:
-    """Not autocast's, nor a compiler's, an exporter's or a counter's stand-in of a tensor."""
+    """Not autocast's, nor a compiler's, an exporter's or a counter's stand-in of a tensor, which has no size to ask."""
     return (
         type(x) is Tensor
         and x.device.type == "cpu"
