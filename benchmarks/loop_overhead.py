@@ -1,6 +1,6 @@
 """What the training loop costs beyond forward, backward and the optimiser's step.
 
-    python benchmarks/loop_overhead.py [--rounds 8] [--model vit_cifar_small] [--batch 64] [--json]
+    python benchmarks/loop_overhead.py [--rounds 12] [--model vit_cifar_small] [--batch 64] [--json]
 
 One side is the loop's own update with all that belongs to it: normalising uint8 images, soft targets, the guard against
 non-finite values, clipping, EMA, norms and logging (once in a round, far more often than by default), an offline W&B
@@ -35,7 +35,7 @@ LIMIT = "the EMA's pass over the weights; clipping and the guard ride on the opt
 
 def main() -> None:
     """Parse, measure, print."""
-    options = parser(__doc__, rounds=8)
+    options = parser(__doc__, rounds=12)
     options.add_argument("--model", default="vit_cifar_small")
     options.add_argument("--batch", type=int, default=64)
     args = options.parse_args()
