@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 
+from vit_scale.allocation import keep_freed_memory
 from vit_scale.config import Config
 from vit_scale.launcher import is_main_process
 from vit_scale.report.check_aside import CheckAside
@@ -15,6 +16,7 @@ def run_recipe(config: Config, recipe: str) -> int:
     from vit_scale.train.quiet import quiet_libraries
 
     quiet_libraries()
+    keep_freed_memory()  # On a CPU every step would else fault in the pages of its activations anew.
     gc.disable()  # Until all is imported and built, of which nothing is garbage: a tenth of the start.
     # Beside the import of torch. Where that is over, a fork would take its threads' locks along and save no time.
     check = CheckAside(config.model, aside="torch" not in sys.modules) if is_main_process() else None

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from vit_scale.allocation import keep_freed_memory
 from vit_scale.config import Config
 from vit_scale.data.cache import with_cache
 from vit_scale.data.glance import glance
@@ -153,7 +152,6 @@ def build_run(config: Config, recipe: str, check: CheckAside | None = None) -> R
     screen = Screen(enabled=accelerator.is_main_process, steps=plan.steps)
     description = describe(config, plan, data, model, strategy, precision, folder)
     limit_threads(description.train_flops_per_image * plan.micro_batch)
-    keep_freed_memory()  # On a CPU every step would else fault in the pages of all activations anew.
     for note in filter(None, [strategy_note, settings_note, weights_note, batch_note, *notes]):
         screen.say(note)
     device_peak = peak(accelerator.device)
