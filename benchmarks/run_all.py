@@ -107,7 +107,7 @@ def goals(reports: dict[str, dict[str, Any]]) -> list[str]:
     missed = [row for row in rows if not row.reached]
     if not missed:
         return [f"**All {len(rows)} goals reached.**"]
-    told = [f"- not reached: {row.case}: {row.ratio:.2f}, goal {row.goal:g}" for row in missed]
+    told = [f"- {row.case}: {row.ratio:.2f}, {row.goal_in_words()}" for row in missed]
     return [f"**{len(rows) - len(missed)} of {len(rows)} goals reached.**", "", *told]
 
 

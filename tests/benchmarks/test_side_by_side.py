@@ -81,7 +81,7 @@ def test_the_share_of_the_peak_stands_beside_its_throughput(side_by_side: Module
     ("ratios", "says"),
     [
         ([2.0, 1.6], ["**All 2 goals reached.**"]),
-        ([2.0, 1.4], ["**1 of 2 goals reached.**", "", "- not reached: case: 1.40, goal 1.5"]),
+        ([2.0, 1.4], ["**1 of 2 goals reached.**", "", "- case: 1.40, >= 1.5: not reached"]),
     ],
 )
 def test_the_page_begins_with_the_goals(
