@@ -1,6 +1,7 @@
+import platform
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 # Ranges that should work; constraints.txt has the exact versions that are tested.
 REQUIRES = [
@@ -31,6 +32,19 @@ EXPORT = ["onnx>=1.17", "onnxscript>=0.3", "onnxruntime>=1.20"]
 TEST = ["pytest>=8.0", "pytest-xdist>=3.5", "selenium>=4.20", "tensorboard>=2.17", *EXPORT]
 DEV = ["ruff>=0.9", "mypy>=1.14", "types-PyYAML"]
 
+# The kernel for CPUs, once for each kind of vectors. Without a compiler they are left out, and torch's is used.
+VECTORS = {"avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mfma"]}
+KERNELS = [
+    Extension(
+        f"vit_scale.models.cpu_attention_{name}",
+        ["vit_scale/models/cpu_attention.c"],
+        extra_compile_args=["-O3", "-std=gnu11", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", *flags],
+        libraries=["m"],
+        optional=True,
+    )
+    for name, flags in VECTORS.items()
+]
+
 setup(
     name="vit_scale",
     version="0.1.0",
@@ -41,6 +55,7 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["vit_scale", "vit_scale.*"]),
     package_data={"vit_scale": ["py.typed"], "vit_scale.page": ["assets/*"]},
+    ext_modules=KERNELS if (platform.system(), platform.machine()) == ("Linux", "x86_64") else [],
     entry_points={"console_scripts": ["vit-scale = vit_scale.console:main"]},
     install_requires=REQUIRES,
     extras_require={"export": EXPORT, "test": TEST, "dev": TEST + DEV},

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vit_scale.models import create_model, linear
+from vit_scale.models import cpu, create_model
 from vit_scale.models.timm_models import counterpart_options, create_counterpart
 
 OPTIONS: dict[str, dict[str, object]] = {
@@ -33,8 +33,8 @@ OPTIONS: dict[str, dict[str, object]] = {
 def computed_as_large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """By torch, as a small model is, and in the way that a large one is."""
     if request.param:
-        monkeypatch.setattr(linear, "WORTHWHILE_MACS", 0)
-        monkeypatch.setattr(linear, "WORTHWHILE_ELEMENTS", 0)
+        monkeypatch.setattr(cpu, "WORTHWHILE_MACS", 0)
+        monkeypatch.setattr(cpu, "WORTHWHILE_ELEMENTS", 0)
 
 
 def pair(**options: object) -> tuple[nn.Module, nn.Module]:

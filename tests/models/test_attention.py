@@ -68,7 +68,7 @@ def test_attention_weights_sum_to_one_and_explain_the_output() -> None:
         torch.testing.assert_close(w.sum(dim=-1), torch.ones(2, 2, 17))
     block = model.blocks[0]
     tokens = block.norm1(model._embed(x)[0])
-    values = block.attn.qkv(tokens)[2].unflatten(-1, (2, 16)).transpose(1, 2)
+    values = block.attn.qkv(tokens)[..., -32:].unflatten(-1, (2, 16)).transpose(1, 2)
     expected = block.attn.proj((weights[0] @ values).transpose(1, 2).flatten(2))
     torch.testing.assert_close(block.attn(tokens), expected, atol=1e-6, rtol=1e-5)
 

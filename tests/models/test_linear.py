@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vit_scale.models import create_model
-from vit_scale.models import linear as linear_module
-from vit_scale.models.linear import WORTHWHILE_ELEMENTS, WORTHWHILE_MACS, Linear, gelu, linear
+from vit_scale.models import cpu, create_model
+from vit_scale.models.cpu import WORTHWHILE_ELEMENTS, WORTHWHILE_MACS
+from vit_scale.models.linear import Linear, gelu, linear
 
 OUT = 256
 ENOUGH_ROWS = WORTHWHILE_MACS // (OUT * 128)
@@ -119,7 +119,7 @@ def test_gelu_has_torch_s_values_and_gradient_in_place_of_the_one_that_came() ->
 
 def test_a_gradient_that_is_needed_elsewhere_survives_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a sum of outputs, whose terms get one tensor: each must have the gradient that it has alone."""
-    monkeypatch.setattr(linear_module, "WORTHWHILE_ELEMENTS", 0)
+    monkeypatch.setattr(cpu, "WORTHWHILE_ELEMENTS", 0)
     torch.manual_seed(0)
     model = create_model("vit_mu").train()
     with torch.no_grad():

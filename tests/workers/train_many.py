@@ -16,13 +16,13 @@ import sys
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from vit_scale.errors import UserError
-from vit_scale.models import linear
+from vit_scale.models import cpu
 from vit_scale.recipe import load_recipe
 from vit_scale.train import close_processes, loop, run_recipe
 
 RANK = int(os.environ.get("RANK", "0"))
 LAST = int(os.environ.get("WORLD_SIZE", "1")) - 1 == RANK
-linear.WORTHWHILE_MACS = linear.WORTHWHILE_ELEMENTS = 0  # Small models are computed here in the way of large ones.
+cpu.WORTHWHILE_MACS = cpu.WORTHWHILE_ELEMENTS = 0  # Small models are computed here in the way of large ones.
 UPDATE, LOSS = loop.update, loop.classification_loss
 
 

@@ -5,8 +5,7 @@ Shapes: B batch, N tokens, Q of them that ask, D token width, H heads, K head wi
 
 import contextlib
 import warnings
-from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vit_scale.errors import UserError
+from vit_scale.models import cpu_attention
 from vit_scale.models.dropout import Dropout
 from vit_scale.models.linear import Linear, linear
 from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding
@@ -35,15 +35,13 @@ class QueriesKeysValues(Linear):
     def __init__(self, dim: int, *, bias: bool = True) -> None:
         super().__init__(dim, 3 * dim, bias=bias)
 
-    def forward(self, x_BND: Tensor, queries: int | None = None) -> Sequence[Tensor]:  # type: ignore[override]
-        """Three times [B, N, D]; queries of the first tokens only where their number is given."""
-        dim = x_BND.shape[-1]
+    def forward(self, x_BND: Tensor, queries: int | None = None) -> Any:
+        """[B, N, 3 D]; or, for queries of that many first tokens only, [B, Q, D] and keys and values, [B, N, 2 D]."""
         if queries is None:
-            # Taken apart along the dimension where they lie: the backward pass then puts them together in one copy.
-            return super().forward(x_BND).unflatten(-1, (3, dim)).unbind(2)
+            return super().forward(x_BND)
+        dim = x_BND.shape[-1]
         q_bias, kv_bias = (None, None) if self.bias is None else (self.bias[:dim], self.bias[dim:])
-        q_BQD = linear(x_BND[:, :queries], self.weight[:dim], q_bias)
-        return q_BQD, *linear(x_BND, self.weight[dim:], kv_bias).unflatten(-1, (2, dim)).unbind(2)
+        return linear(x_BND[:, :queries], self.weight[:dim], q_bias), linear(x_BND, self.weight[dim:], kv_bias)
 
 
 class Attention(nn.Module):
@@ -77,26 +75,42 @@ class Attention(nn.Module):
 
     def forward(self, x_BND: Tensor, keep_BN: Tensor | None = None, queries: int | None = None) -> Tensor:
         """Every token attends to every other, or only the first `queries` do; `keep_BN`: what patch dropout left."""
-        q_BHQK, k_BHNK, v_BHNK = self._heads(x_BND, keep_BN, queries)
-        bias = self._bias(q_BHQK, keep_BN)
-        dropout = self.attn_dropout if self.training else 0.0
-        if self.backend == "explicit":
-            y_BHQK = F.dropout(_softmax_weights(q_BHQK, k_BHNK, bias), dropout) @ v_BHNK
+        if queries is None and self._is_plain() and cpu_attention.runs(x_BND, self.num_heads):
+            y_BQD = cpu_attention.attend(self.qkv(x_BND), self.num_heads)
         else:
-            with self._kernel():
-                y_BHQK = F.scaled_dot_product_attention(q_BHQK, k_BHNK, v_BHNK, attn_mask=bias, dropout_p=dropout)
-        return self.proj_drop(self.proj(y_BHQK.transpose(1, 2).flatten(2)))
+            y_BQD = self._attend(x_BND, keep_BN, queries).transpose(1, 2).flatten(2)
+        return self.proj_drop(self.proj(y_BQD))
 
     def weights(self, x_BND: Tensor) -> Tensor:
         """The attention weights [B, H, N, N], computed step by step; each row sums to one."""
         q_BHNK, k_BHNK, _ = self._heads(x_BND, None)
         return _softmax_weights(q_BHNK, k_BHNK, self._bias(q_BHNK, None))
 
+    def _is_plain(self) -> bool:
+        """Nothing but softmax attention is asked for, by the fastest kernel."""
+        simple = self.rope is None and self.rel_pos is None and isinstance(self.q_norm, nn.Identity)
+        return simple and self.backend == "auto" and not (self.training and self.attn_dropout)
+
+    def _attend(self, x_BND: Tensor, keep_BN: Tensor | None, queries: int | None) -> Tensor:
+        q_BHQK, k_BHNK, v_BHNK = self._heads(x_BND, keep_BN, queries)
+        bias = self._bias(q_BHQK, keep_BN)
+        dropout = self.attn_dropout if self.training else 0.0
+        if self.backend == "explicit":
+            return F.dropout(_softmax_weights(q_BHQK, k_BHNK, bias), dropout) @ v_BHNK
+        with self._kernel():
+            return F.scaled_dot_product_attention(q_BHQK, k_BHNK, v_BHNK, attn_mask=bias, dropout_p=dropout)
+
     def _heads(
         self, x_BND: Tensor, keep_BN: Tensor | None, queries: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
+        # Taken apart along the dimension where they lie: the backward pass then puts them together in one copy.
+        if queries is None:
+            q_BQD, k_BND, v_BND = self.qkv(x_BND).unflatten(-1, (3, -1)).unbind(2)
+        else:
+            q_BQD, kv_BNC = self.qkv(x_BND, queries)
+            k_BND, v_BND = kv_BNC.unflatten(-1, (2, -1)).unbind(2)
         heads = (self.num_heads, self.head_dim)
-        q_BHQK, k_BHNK, v_BHNK = (part.unflatten(-1, heads).transpose(1, 2) for part in self.qkv(x_BND, queries))
+        q_BHQK, k_BHNK, v_BHNK = (part.unflatten(-1, heads).transpose(1, 2) for part in (q_BQD, k_BND, v_BND))
         q_BHQK, k_BHNK = self.q_norm(q_BHQK), self.k_norm(k_BHNK)
         if self.rope is not None:
             q_BHQK, k_BHNK = self.rope(q_BHQK, keep_BN), self.rope(k_BHNK, keep_BN)
