@@ -1,10 +1,10 @@
-# Each target sets up what it needs: a .venv beside this file, made once and reused while setup.py and
-# constraints.txt stay as they are. `make PYTHON=python3.12 ...` chooses the Python it is made with.
+# Each target sets up what it needs: a .venv beside this file, made once and reused while setup.py, constraints.txt
+# and what is compiled stay as they are. `make PYTHON=python3.12 ...` chooses the Python it is made with.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RECIPE ?= recipes/digits.yaml
-READY := $(VENV)/.ready-$(shell cat setup.py constraints.txt | cksum | cut -d' ' -f1)
+READY := $(VENV)/.ready-$(shell cat setup.py constraints.txt vit_scale/models/*.c | cksum | cut -d' ' -f1)
 
 .PHONY: help train test lint bench clean
 .DEFAULT_GOAL := help

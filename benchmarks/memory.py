@@ -5,8 +5,8 @@
 The peak is the most that torch's allocator had handed out at once, the model's making included; on a CPU the profiler
 tells it. The first rows train both models for three steps in this process, with fused AdamW. In the others two
 processes (gloo, or NCCL on GPUs) take three updates of a run under DDP and ZeRO-1, -2, -3 by the training loop, with
-EMA; the peer is what `--dry-run` and launch/report.py predict for the same run. What another thread frees, such as
-gloo's, the profiler does not see, so the process with the smaller peak counts.
+EMA; the peer is what `--dry-run` and launch/report.py predict for the same run. That another thread freed a block, such
+as gloo's, is seen only when its place is taken again, so the process with the smaller peak counts.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def measure(tree: dict[str, Any]) -> int:
         path.write_text(yaml.safe_dump(tree))
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(PROCESSES)]
         here = str(Path(__file__).with_name("memory_of_run.py"))
-        out = run_program([*launcher, here, str(path), f"run.dir={scratch}/run"], {"OMP_NUM_THREADS": "1"})
+        # Large blocks each in pages of their own, so that the place of one that was freed is soon taken by another.
+        environment = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
+        out = run_program([*launcher, here, str(path), f"run.dir={scratch}/run"], environment)
     return min(json.loads(line)["peak"] for line in out.splitlines() if line.startswith('{"peak"'))
 
 

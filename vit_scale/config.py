@@ -88,7 +88,8 @@ class ModelConfig:
     bias: Bool | None = None
     """Bias of all other linear layers of a block."""
     attention: Literal["auto", "flash", "efficient", "cudnn", "math", "explicit"] = "auto"
-    """Kernel of scaled_dot_product_attention; `explicit` computes the attention matrix step by step."""
+    """Kernel of scaled_dot_product_attention; `auto`: the fastest, on a CPU one of our own where it was built;
+    `explicit` computes the attention matrix step by step."""
     init: Literal["trunc_normal", "timm", "jax", "kaiming_patch", "whitened"] = "trunc_normal"
     """Initialisation: truncated normal 0.02, timm's, JAX's (xavier), Kaiming for the patch convolution, or, in
     training, a patch convolution that whitens the patches of the training images."""

@@ -50,6 +50,39 @@ def test_values_and_gradients_are_those_of_torch(shape: tuple[int, ...], with_bi
     assert_same_gradients(found, expected, of, torch.randn_like(expected))
 
 
+CPUS = {"AMD, AVX-512": ("AVX512", False), "AMD, AVX2": ("AVX2", False), "Intel": ("AVX512", True)}
+LAYERS = {
+    "wider": (2100, 128, 384),
+    "narrower": (2100, 384, 128),
+    "as wide": (2100, 256, 256),
+    "few rows": (300, 256, 512),
+    "to a width that is slow with AVX2": (700, 64, 3072),
+    "from such a width": (700, 3072, 64),
+}
+"""Rows, features in, features out."""
+
+
+@pytest.mark.parametrize("kind", CPUS.values(), ids=CPUS)
+@pytest.mark.parametrize("sizes", LAYERS.values(), ids=LAYERS)
+def test_every_way_to_lay_out_a_product_gives_the_same(
+    sizes: tuple[int, int, int], kind: tuple[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, inputs, outputs = sizes
+    monkeypatch.setattr(cpu, "vectors", lambda: kind[0])
+    monkeypatch.setattr(cpu, "is_intel", lambda: kind[1])
+    torch.manual_seed(0)
+    x = torch.randn(rows, inputs, requires_grad=True)
+    weight = (torch.randn(outputs, inputs) / inputs**0.5).requires_grad_()
+    bias = torch.randn(outputs, requires_grad=True)
+    found = linear(x, weight, bias)
+    assert made_by_onednn(found)
+    expected, grad = F.linear(x, weight, bias), torch.randn(rows, outputs)
+    assert_same_gradients(found, expected, [x, weight, bias], grad)
+    linear(x, weight, bias).backward(grad)
+    assert weight.grad is not None
+    assert weight.grad.is_contiguous()
+
+
 def test_inputs_and_gradients_may_lie_anyhow_in_memory() -> None:
     """A slice of the weight, tokens that are a view, a gradient that is one number for all."""
     x, weight, bias = leaves(8, ENOUGH_ROWS // 2, 128)

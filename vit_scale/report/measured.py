@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -32,12 +34,44 @@ def _peak_on_gpu(work: Callable[[], object]) -> int:
 def _peak_on_cpu(work: Callable[[], object]) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         held = work()
-    live = peak = 0
     assert profiler.profiler is not None
     assert profiler.profiler.kineto_results is not None
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            peak = max(peak, live)
+    events = _allocations(profiler.profiler.kineto_results.experimental_event_tree())
+    peak = peak_of((fields.ptr, fields.alloc_size) for _, fields in sorted(events, key=lambda event: event[0]))
     del held
     return peak
+
+
+def peak_of(events: Iterable[tuple[int, int]]) -> int:
+    """The most bytes at once, from blocks in the order in which they were allocated, or freed if the size is negative.
+
+    The profiler sees only its own thread. A block that another one frees, such as gloo's after a message was sent,
+    is gone at the latest when a part of it is handed out again.
+    """
+    sizes: dict[int, int] = {}
+    starts: list[int] = []  # In order.
+    live = peak = 0
+
+    def forget(start: int) -> int:
+        del starts[bisect.bisect_left(starts, start)]
+        return sizes.pop(start)
+
+    for start, size in events:
+        if size < 0:
+            live -= forget(start) if start in sizes else 0
+            continue
+        first = max(bisect.bisect_right(starts, start) - 1, 0)
+        reaching = starts[first : bisect.bisect_left(starts, start + size)]
+        live += size - sum(forget(other) for other in reaching if other + sizes[other] > start)
+        bisect.insort(starts, start)
+        sizes[start] = size
+        peak = max(peak, live)
+    return peak
+
+
+def _allocations(events: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """Times and blocks of all allocations among the events and what happened within them."""
+    for event in events:
+        if hasattr(event.extra_fields, "alloc_size"):
+            yield event.start_time_ns, event.extra_fields
+        yield from _allocations(event.children)
