@@ -5,20 +5,24 @@ from __future__ import annotations
 import ctypes
 
 # Of glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 _KEPT_AT_MOST = 2**31 - 1
 _LARGEST_KEPT_BLOCK = 32 * 2**20
 
 
-def keep_freed_memory() -> bool:
+def keep_freed_memory(*, of_any_size: bool = False) -> bool:
     """Let this process reuse the blocks that it freed; False where the C library is not glibc.
 
     By itself glibc gives large blocks back at once and asks for them anew, and the system clears them page by page:
-    for arrays of some hundred kilobytes that takes several times as long as the arithmetic on them.
+    for arrays of some hundred kilobytes that takes several times as long as the arithmetic on them. Blocks of more than
+    32 MB are kept only where `of_any_size` says so: for a process that needs them again and again.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    # glibc takes no larger threshold for blocks than 32 MB.
-    return bool(mallopt(_M_TRIM_THRESHOLD, _KEPT_AT_MOST)) and bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BLOCK))
+    # glibc takes no larger threshold for blocks than 32 MB, but can be told to map none at all on their own.
+    settings = {_M_TRIM_THRESHOLD: _KEPT_AT_MOST, _M_MMAP_THRESHOLD: _LARGEST_KEPT_BLOCK}
+    if of_any_size:
+        settings[_M_MMAP_MAX] = 0
+    return all(mallopt(name, value) for name, value in settings.items())

@@ -32,6 +32,8 @@ def run_recipe(config: Config, recipe: str) -> int:
         rejoin_after_restart(config.parallel.timeout_seconds)
         run = build_run(config, recipe, check)
         gc.enable()
+        if run.device.type == "cpu":
+            keep_freed_memory(of_any_size=True)
         status = train(run)
         if status == 0:
             finish(run)
