@@ -23,6 +23,7 @@ from side_by_side import Row, number, sides_in_words
 HERE = Path(__file__).parent
 ABOUT = {
     "train_step": "A training step: our model beside timm's",
+    "attention": "The attention kernel for CPUs beside torch's",
     "train_end_to_end": "Whole training, images to updates, beside a loop built as timm's train.py is",
     "input_pipeline": "The input pipeline beside timm's loader and Hugging Face's `with_transform`",
     "loop_overhead": "The training loop beside bare forward, backward and step",

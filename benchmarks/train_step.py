@@ -40,9 +40,11 @@ LIMIT = (
     "matrix products, the same on both sides but for those left out: of the last block all but keys and values of "
     "the tokens that the head does not read, and what stochastic depth drops (5 % and 20 % of the branches where "
     "rates rise to 0.1 and 0.4, 10 % and 40 % where they are uniform). In ViT-S/16 leaving out can give 1.08, 1.13 "
-    "and 1.32, or 1.19 and 1.78 where they are uniform. The rest is oneDNN's products instead of MKL's, and in "
-    "vit_cifar_small dropout, whose random numbers are a quarter of timm's step on a CPU. Attention, a ninth of the "
-    "step of ViT-S/16, is torch's own on both sides and runs at half of the peak"
+    "and 1.32, or 1.19 and 1.78 where they are uniform. The rest is who multiplies: for us oneDNN, for timm MKL, which "
+    "on an AMD EPYC takes no AVX-512 and reaches half of the peak (nine tenths where AVX2 is all there is); attention, "
+    "for which see attention.py; and in vit_cifar_small dropout, whose random numbers are a quarter of timm's step. Of "
+    "our own step of ViT-S/16 products are three quarters, attention a tenth, and copies that turn weights and "
+    "activations around a twentieth"
 )
 Schedule = Literal["linear", "uniform"]
 

@@ -21,10 +21,15 @@ _FORWARD = [ctypes.c_void_p] * 3 + [ctypes.c_long] * 4 + [ctypes.c_int]
 _BACKWARD = [ctypes.c_void_p] * 5 + [ctypes.c_long] * 4 + [ctypes.c_int]
 
 
+def is_built() -> bool:
+    """Whether there is a kernel for this CPU."""
+    return _kernel() is not None
+
+
 def runs(x_BND: Tensor, heads: int) -> bool:
     """Whether attention of these tokens to each other can be left to `attend`."""
     _, tokens, dim = x_BND.shape
-    return cpu.is_worth_a_product(x_BND, 2 * tokens) and dim % (heads * WIDTHS) == 0 and _kernel() is not None
+    return cpu.is_worth_a_product(x_BND, 2 * tokens) and dim % (heads * WIDTHS) == 0 and is_built()
 
 
 def attend(qkv_BNC: Tensor, heads: int) -> Tensor:
