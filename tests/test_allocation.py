@@ -22,7 +22,8 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 before = faults()
-assert keep_freed_memory(of_any_size=of_any_size)
+assert keep_freed_memory(of_any_size=not of_any_size)
+assert keep_freed_memory(of_any_size=of_any_size)  # The last word counts.
 faults()
 print(before, faults())
 """
@@ -36,6 +37,14 @@ def test_arrays_take_the_pages_of_those_before(size: int, of_any_size: bool) -> 
     before, after = map(int, done.stdout.split())
     assert after < 100
     assert before > 10 * after
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
+def test_larger_blocks_than_32_mb_go_back_where_that_was_not_asked_for() -> None:
+    command = [sys.executable, "-c", FAULTS, "40000000", "False"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    before, after = map(int, done.stdout.split())
+    assert after > before / 2
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")

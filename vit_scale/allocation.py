@@ -6,8 +6,9 @@ import ctypes
 
 # Of glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
-_KEPT_AT_MOST = 2**31 - 1
+_NEVER = -1
 _LARGEST_KEPT_BLOCK = 32 * 2**20
+_MAPPED_BLOCKS = 65536  # As many as by default.
 
 
 def keep_freed_memory(*, of_any_size: bool = False) -> bool:
@@ -22,7 +23,9 @@ def keep_freed_memory(*, of_any_size: bool = False) -> bool:
     except (AttributeError, OSError):
         return False
     # glibc takes no larger threshold for blocks than 32 MB, but can be told to map none at all on their own.
-    settings = {_M_TRIM_THRESHOLD: _KEPT_AT_MOST, _M_MMAP_THRESHOLD: _LARGEST_KEPT_BLOCK}
-    if of_any_size:
-        settings[_M_MMAP_MAX] = 0
+    settings = {
+        _M_TRIM_THRESHOLD: _NEVER,
+        _M_MMAP_THRESHOLD: _LARGEST_KEPT_BLOCK,
+        _M_MMAP_MAX: 0 if of_any_size else _MAPPED_BLOCKS,
+    }
     return all(mallopt(name, value) for name, value in settings.items())

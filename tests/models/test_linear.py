@@ -92,6 +92,22 @@ def test_inputs_and_gradients_may_lie_anyhow_in_memory() -> None:
     assert_same_gradients(found, F.linear(part, half, rest), [x, weight, bias], torch.ones(1, 1, 1).expand(found.shape))
 
 
+@pytest.mark.parametrize("inputs", [128, 256, 512])
+def test_rows_with_gaps_between_them_and_one_gradient_for_all(inputs: int) -> None:
+    """As the last block has them, which computes the first tokens only."""
+    rows = -(-WORTHWHILE_MACS // (OUT * inputs))
+    x = torch.randn(rows, 3, inputs, requires_grad=True)
+    weight, bias = torch.randn(OUT, inputs, requires_grad=True), torch.randn(OUT, requires_grad=True)
+    found = linear(x[:, :1], weight, bias)
+    assert made_by_onednn(found)
+    expected = F.linear(x[:, :1], weight, bias)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
+    for grad in (torch.randn_like(expected), torch.full((1, 1, 1), 0.1).expand(expected.shape)):
+        ours = torch.autograd.grad(found, [x, weight, bias], grad, retain_graph=True)
+        torchs = torch.autograd.grad(expected, [x, weight, bias], grad, retain_graph=True)
+        torch.testing.assert_close(ours, torchs, atol=2e-3, rtol=1e-4)
+
+
 def test_the_result_may_be_changed_in_place() -> None:
     """As residual sums and dropout do."""
     x, weight, bias = leaves(*SHAPES["tokens of images"])

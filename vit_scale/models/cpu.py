@@ -22,13 +22,18 @@ def is_worth_a_pass(x: Tensor) -> bool:
 
 
 def _is_plain_fp32(x: Tensor) -> bool:
-    """Not autocast's, nor a compiler's, an exporter's or a counter's stand-in of a tensor, which has no size to ask."""
+    """Not autocast's, nor a compiler's, an exporter's or a counter's stand-in of a tensor, which has no size to ask.
+
+    Nor one that torch.func transforms or torch.jit traces. A counter that watches real tensors sees torch's work only.
+    """
     return (
         type(x) is Tensor
         and x.device.type == "cpu"
         and x.dtype == torch.float32
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+        and not torch._C._are_functorch_transforms_active()
         and torch.backends.mkldnn.is_available()
     )
 
@@ -41,7 +46,7 @@ def vectors() -> str:
 
 @functools.cache
 def is_intel() -> bool:
-    """Whether MKL runs at full speed: on other makers' CPUs it takes AVX2 for AVX-512."""
+    """Whether Intel made it, for whose CPUs MKL is written."""
     try:
         return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -1,8 +1,8 @@
 /* Softmax attention in fp32 on a CPU, forward and backward, one head of one image after another on each thread.
 
-   Written by hand because torch's kernel for CPUs runs at a third of the peak of an AMD EPYC: its products are MKL's,
-   of blocks too small for it. Here a head's keys and values lie together in the cache, and the products keep their
-   sums in registers. Built once for AVX2 and once for AVX-512 by setup.py; called by cpu_attention.py.
+   Written by hand because torch's kernel for CPUs, whose products are MKL's, runs at a third of the peak of an AMD EPYC
+   with AVX-512 and at half with AVX2 (benchmarks/attention.py). Here a head's keys and values lie together in the
+   cache, and products keep their sums in registers. Built for both by setup.py, with gcc; called by cpu_attention.py.
 
    Names: a head of an image has `tokens` queries, keys and values of `width` numbers. Scores are computed for
    BLOCK queries at a time, in rows of `stride` numbers: `tokens` rounded up to whole vectors, filled up with zeros.
@@ -85,11 +85,11 @@ INLINE vector choose(integers where, vector x, vector otherwise) {
     return (vector)(((integers)x & where) | ((integers)otherwise & ~where));
 }
 
-/* 2^x for x <= 0 or little more: 2^n times a polynomial of what is left of x, accurate to 2 units of the last place.
-   Not a number stays that. */
+/* 2^x for x <= 0: 2^n times a polynomial of what is left of x, whose own relative error is 2e-9. What is below 2^-125
+   becomes that, what rounding put above 1 becomes 1, and what is not a number stays so. */
 INLINE vector power_of_2(vector x) {
     const float round_to_integer = 12582912.0f; /* 1.5 * 2^23: added to x, it leaves no bits for a fraction. */
-    x = choose(x < -125.0f, (vector){0} - 125.0f, x);
+    x = choose(x < -125.0f, (vector){0} - 125.0f, choose(x > 0.0f, (vector){0}, x));
     vector shifted = x + round_to_integer;
     vector f = x - (shifted - round_to_integer);
     vector p = 0.000153707049f + (vector){0};
@@ -164,19 +164,19 @@ static void transpose(const float *from, long from_row, float *to, long stride, 
         }
 }
 
-/* Scores become 2^(factor * score - largest); returns the logarithm to the base 2 of what they sum to, and the factor
-   by which they must be multiplied to sum to one. */
+/* Scores become 2^(factor * (score - largest)); returns the logarithm to the base 2 of what 2^(factor * score) sums to,
+   and the factor by which the results must be multiplied to sum to one. */
 INLINE float exponentials(float *row, long tokens, float factor, float *to_one) {
-    float largest = largest_of(row, tokens) * factor;
+    float largest = largest_of(row, tokens);
     vector sum = {0};
     for (long j = 0; j < tokens; j += LANES) {
-        vector p = first_lanes(power_of_2(LOAD(row + j) * factor - largest), tokens - j);
+        vector p = first_lanes(power_of_2((LOAD(row + j) - largest) * factor), tokens - j);
         STORE(row + j, p);
         sum += p;
     }
     float total = sum_of(sum);
     *to_one = 1 / total;
-    return largest + log2f(total);
+    return largest * factor + log2f(total);
 }
 
 /* Scores and the gradients of weights become weights and the gradients of scores. */
@@ -206,7 +206,8 @@ static void forward_head(shape s, const float *q, float *y, float *log_sums, flo
         const long rows = s.tokens - i < BLOCK ? s.tokens - i : BLOCK;
         float to_one[BLOCK];
         copy_rows(q + i * row, row, queries, s.width, rows, s.width);
-        product(rows, s.stride, s.width, (matrix){queries, s.width, 1}, (matrix){keys, s.stride, 1}, scores, s.stride, 0);
+        product(rows, s.stride, s.width, (matrix){queries, s.width, 1}, (matrix){keys, s.stride, 1}, scores, s.stride,
+                0);
         for (long r = 0; r < rows; r++)
             log_sums[i + r] = exponentials(scores + r * s.stride, s.tokens, s.scale * (float)M_LOG2E, to_one + r);
         float *out = y + i * y_row;
@@ -264,7 +265,7 @@ static float *allocate(long numbers) {
     return aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
 }
 
-/* `width` must be a multiple of 16. Both return how many threads had no memory: then nothing can be said of the result. */
+/* `width` must be a multiple of 16. Both return how many threads had no memory; if any, the result is of no use. */
 int attention_forward(const float *qkv, float *y, float *log_sums, long images, long tokens, long heads, long width,
                       int threads) {
     const shape s = shape_of(tokens, heads, width);

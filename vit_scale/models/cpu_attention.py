@@ -6,6 +6,7 @@ Shapes: B batch, N tokens, D token width, H heads.
 import ctypes
 import functools
 import sysconfig
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ _BACKWARD = [ctypes.c_void_p] * 5 + [ctypes.c_long] * 4 + [ctypes.c_int]
 
 def is_built() -> bool:
     """Whether there is a kernel for this CPU."""
-    return _kernel() is not None
+    return _library() is not None
 
 
 def runs(x_BND: Tensor, heads: int) -> bool:
@@ -34,6 +35,12 @@ def runs(x_BND: Tensor, heads: int) -> bool:
 
 def attend(qkv_BNC: Tensor, heads: int) -> Tensor:
     """Each query's average of the values, [B, N, D], from queries, keys and values side by side, [B, N, 3 D]."""
+    channels = qkv_BNC.shape[-1]
+    if qkv_BNC.device.type != "cpu" or qkv_BNC.dtype != torch.float32 or channels % (3 * heads * WIDTHS) != 0:
+        raise ValueError(
+            f"the kernel takes numbers of float32 on a CPU, in heads of a multiple of {WIDTHS}; "
+            f"these are {channels} channels for {heads} heads, of {qkv_BNC.dtype} on {qkv_BNC.device}"
+        )
     return _Attention.apply(qkv_BNC, heads)
 
 
@@ -46,7 +53,7 @@ class _Attention(torch.autograd.Function):
         images, tokens, channels = qkv_BNC.shape
         y_BND = qkv_BNC.new_empty(images, tokens, channels // 3)
         log_sums_BHN = qkv_BNC.new_empty(images, heads, tokens)
-        _call("attention_forward", heads, qkv_BNC, y_BND, log_sums_BHN)
+        _call(_library().attention_forward, y_BND.shape, heads, qkv_BNC, y_BND, log_sums_BHN)
         ctx.save_for_backward(qkv_BNC, y_BND, log_sums_BHN)
         ctx.heads = heads
         return y_BND
@@ -56,28 +63,30 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad_BND: Tensor) -> tuple[Tensor, None]:
         qkv_BNC, y_BND, log_sums_BHN = ctx.saved_tensors
         grad_BNC = torch.empty_like(qkv_BNC)
-        _call("attention_backward", ctx.heads, grad_BND.contiguous(), qkv_BNC, y_BND, log_sums_BHN, grad_BNC)
+        tensors = grad_BND.contiguous(), qkv_BNC, y_BND, log_sums_BHN, grad_BNC
+        _call(_library().attention_backward, y_BND.shape, ctx.heads, *tensors)
         return grad_BNC, None
 
 
-def _call(name: str, heads: int, *tensors: Tensor) -> None:
-    images, tokens, width = tensors[0].shape
-    sizes = images, tokens, heads, width // heads // (3 if name == "attention_forward" else 1)
+def _call(function: Any, shape: torch.Size, heads: int, *tensors: Tensor) -> None:
+    images, tokens, dim = shape
     pointers = [tensor.data_ptr() for tensor in tensors]
-    failed = getattr(_kernel(), name)(*pointers, *sizes, torch.get_num_threads())
-    if failed:
+    if function(*pointers, images, tokens, heads, dim // heads, torch.get_num_threads()):
         raise MemoryError("no memory for the attention of a head")
 
 
 @functools.cache
-def _kernel() -> ctypes.CDLL | None:
-    """The library that setup.py built for this CPU; None where it did not, for want of a compiler or of such a CPU."""
+def _library() -> Any:
+    """What setup.py built for this CPU; None where it did not, for want of a compiler or of such a CPU."""
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     path = Path(__file__).with_name(f"cpu_attention_{cpu.vectors().lower()}{suffix}")
+    if not path.exists():
+        return None
     try:
         # It is not linked with OpenMP: its threads are those of torch, whose library is loaded by now.
         library = ctypes.CDLL(str(path))
-    except OSError:
+    except OSError as error:
+        warnings.warn(f"The attention kernel for CPUs cannot be loaded, torch's is used: {error}", stacklevel=2)
         return None
     library.attention_forward.argtypes = _FORWARD
     library.attention_backward.argtypes = _BACKWARD

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from vit_scale.models import cpu
 
 _ROWS_OF_A_PART = 512
-"""Of a sum over rows: what oneDNN copies of them, to read it across, stays in the cache."""
+"""Of a sum over rows: what is copied of them, to be read across, stays in the cache."""
 
 
 class Linear(nn.Linear):
@@ -86,18 +86,19 @@ def _rows(x: Tensor) -> Tensor:
 def _weight_gradient(grad_RO: Tensor, x_RI: Tensor) -> Tensor:
     """The sum over all rows of gradient times input, [O, I]."""
     if cpu.is_intel():
-        return grad_RO.t() @ x_RI
-    # The narrower of the two is what oneDNN copies, the wider one what it reads along the rows.
+        return grad_RO.t() @ x_RI  # By MKL, which is at home there; how oneDNN compares was not measured.
+    # torch's call copies what is read across the rows: the narrower one. oneDNN reads the other along them.
     across, along = (x_RI, grad_RO) if grad_RO.shape[1] > x_RI.shape[1] else (grad_RO, x_RI)
     if _is_slow_along(along.shape[1]):
         across, along = along, across
+    along = along.contiguous()  # oneDNN has no fast way for rows with gaps between them.
     parts = -(-grad_RO.shape[0] // _ROWS_OF_A_PART)
     total: Tensor | None = None
     for some_across, some_along in zip(across.chunk(parts), along.chunk(parts), strict=True):
         product = _onednn(some_across.t(), some_along.t(), None)
         total = product if total is None else total.add_(product)
     assert total is not None
-    return total if along is x_RI else total.t().contiguous()
+    return total if across is grad_RO else total.t().contiguous()
 
 
 def _product(x_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
