@@ -39,7 +39,7 @@ def train(model: dict[str, Any], batch: int, accumulation: int, checkpointing: s
 def main() -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
-    # What gloo's threads free is not seen, and who waits for whom decides how much that is: the smaller of two tries.
+    # What gloo's threads free is seen late, and who waits for whom decides how much that is: the smaller of two tries.
     tries = 2 if dist.is_initialized() else 1
     peaks = [min(peak_bytes(lambda case=case: train(**case)) for _ in range(tries)) for case in json.loads(sys.argv[1])]
     sys.stdout.write(json.dumps(peaks) + "\n")

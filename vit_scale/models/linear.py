@@ -29,7 +29,7 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
 
     On a CPU torch first writes the bias to every row and then adds MKL's product to it. oneDNN adds the bias while it
     has the product at hand, and its products themselves are faster on an AMD EPYC: by a tenth, or twice as fast where
-    AVX-512 has registers of its own width.
+    the processor computes vectors of AVX-512 at their full width, which MKL does not use there.
     """
     if cpu.is_worth_a_product(x, weight_OI.shape[0]):
         return _OneDnnLinear.apply(x, weight_OI, bias_O)
