@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 RECIPE ?= recipes/digits.yaml
 READY := $(VENV)/.ready-$(shell cat setup.py constraints.txt vit_scale/models/*.c | cksum | cut -d' ' -f1)
 
-.PHONY: help train test lint bench clean
+.PHONY: help train test lint golden bench clean
 .DEFAULT_GOAL := help
 
 help:  ## list these commands
@@ -20,6 +20,9 @@ test: $(READY)  ## run all tests
 
 lint: $(READY)  ## check style, formatting and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+golden: $(READY)  ## record the losses that tests/golden compares with again, after a deliberate change
+	@$(BIN)/python tests/golden/record.py
 
 bench: $(READY)  ## run the benchmarks against peers and write docs/benchmarks.md (DATA=, SMALL=: images of your own)
 	@$(BIN)/python benchmarks/run_all.py $(if $(DATA),--data $(DATA)) $(if $(SMALL),--small $(SMALL))
