@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RECIPE ?= recipes/digits.yaml
-READY := $(VENV)/.ready-$(shell cat setup.py constraints.txt vit_scale/models/*.c | cksum | cut -d' ' -f1)
+READY := $(VENV)/.ready-$(shell cat setup.py constraints.txt vit_scale/kernels/*.c | cksum | cut -d' ' -f1)
 
 .PHONY: help train test lint golden bench clean
 .DEFAULT_GOAL := help
@@ -28,13 +28,13 @@ bench: $(READY)  ## run the benchmarks against peers and write docs/benchmarks.m
 	@$(BIN)/python benchmarks/run_all.py $(if $(DATA),--data $(DATA)) $(if $(SMALL),--small $(SMALL))
 
 clean:  ## remove the environment and caches; runs/ stays
-	rm -rf $(VENV) build *.egg-info vit_scale/models/*.so .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) build *.egg-info vit_scale/kernels/*.so .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY):
 	@echo "Setting up $(VENV) (once; downloads several GB)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@rm -f vit_scale/models/*.so
+	@rm -f vit_scale/kernels/*.so
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@rm -f $(VENV)/.ready-*
 	@touch $@

@@ -36,8 +36,8 @@ DEV = ["ruff>=0.9", "mypy>=1.14", "types-PyYAML"]
 VECTORS = {"avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mfma"]}
 KERNELS = [
     Extension(
-        f"vit_scale.models.cpu_attention_{name}",
-        ["vit_scale/models/cpu_attention.c"],
+        f"vit_scale.kernels.cpu_attention_{name}",
+        ["vit_scale/kernels/cpu_attention.c"],
         extra_compile_args=["-O3", "-std=gnu11", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", *flags],
         libraries=["m"],
         optional=True,
@@ -56,7 +56,7 @@ setup(
     packages=find_packages(include=["vit_scale", "vit_scale.*"]),
     package_data={"vit_scale": ["py.typed"], "vit_scale.page": ["assets/*"]},
     ext_modules=KERNELS if (platform.system(), platform.machine()) == ("Linux", "x86_64") else [],
-    entry_points={"console_scripts": ["vit-scale = vit_scale.console:main"]},
+    entry_points={"console_scripts": ["vit-scale = vit_scale.cli:main"]},
     install_requires=REQUIRES,
     extras_require={"export": EXPORT, "test": TEST, "dev": TEST + DEV},
 )

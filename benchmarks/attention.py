@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from side_by_side import Row, compare, interleave, matmul_gflops, parser, seconds, show
 from torch import Tensor
 
-from vit_scale.models.cpu_attention import attend, is_built
+from vit_scale.kernels.cpu_attention import attend, is_built
 
 LIMIT = (
     "its products, five in the backward pass for two in the forward pass; short rows leave much of the last vector "

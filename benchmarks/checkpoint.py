@@ -26,11 +26,11 @@ import torch.nn.functional as F
 from side_by_side import Rounds, Row, compare, parser, show
 
 import vit_scale
+from vit_scale.checkpoints.writer import CheckpointFolder
 from vit_scale.config import OptimConfig
-from vit_scale.train.checkpoint import CheckpointFolder
-from vit_scale.train.ema import Ema
-from vit_scale.train.optim import build_optimizer
-from vit_scale.train.shards import Replicated
+from vit_scale.strategies.ema import Ema
+from vit_scale.strategies.shards import Replicated
+from vit_scale.train.optim.optimizer import build_optimizer
 from vit_scale.train.state import TrainState
 
 STEPS_BETWEEN_SAVES = 50

@@ -15,10 +15,10 @@ from timm_images import FOREVER, TimmImages
 from torch.utils.data import DataLoader, Dataset
 
 from vit_scale.config import AugmentConfig, DataConfig
-from vit_scale.data.cache import with_cache
-from vit_scale.data.loading import TrainLoader
+from vit_scale.data.loading.loaders import TrainLoader
 from vit_scale.data.normalize import NORMALIZATIONS, Normalize
-from vit_scale.data.sources import Source
+from vit_scale.data.sources.cache import with_cache
+from vit_scale.data.sources.table_source import Source
 
 OURS, CACHED = "vit_scale", "vit_scale cached"
 TIMM, HUGGING_FACE = "timm", "with_transform + torchvision v2"

@@ -21,12 +21,12 @@ from pathlib import Path
 import torch
 from side_by_side import compare, interleave, parser, seconds, show
 
-from vit_scale.data.loading import Batch
+from vit_scale.data.loading.loaders import Batch
 from vit_scale.recipe import build_config
+from vit_scale.tasks.classify.loss import classification_loss
+from vit_scale.train.build import Run, build_run
 from vit_scale.train.loop import log, prepare, update
-from vit_scale.train.loss import classification_loss
 from vit_scale.train.meter import Meter
-from vit_scale.train.run import Run, build_run
 
 STEPS = 5
 GOAL = 1.02

@@ -26,11 +26,11 @@ from torch import nn
 from train_step import build_theirs, step_of
 
 import vit_scale
+from vit_scale.cost.measured import peak_bytes
+from vit_scale.cost.memory import STRATEGIES, Strategy
+from vit_scale.plan.fits import memory_model
 from vit_scale.plan.machine import Machine
-from vit_scale.plan.memory import memory_model
 from vit_scale.recipe import build_config
-from vit_scale.report.measured import peak_bytes
-from vit_scale.report.memory import STRATEGIES, Strategy
 from vit_scale.report.model_report import report_on
 
 PROCESSES = 2

@@ -13,11 +13,11 @@ import sys
 
 import torch
 
+from vit_scale.cost.measured import peak_bytes
 from vit_scale.recipe import load_recipe
-from vit_scale.report.measured import peak_bytes
-from vit_scale.train import close_processes
+from vit_scale.strategies.processes import close_processes
+from vit_scale.train.build import Run, build_run
 from vit_scale.train.loop import update
-from vit_scale.train.run import Run, build_run
 
 UPDATES = 3
 

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from vit_scale.models.linear import linear
+from vit_scale.kernels.onednn import linear
 
 Rounds = dict[str, list[float]]
 """What each side gave in each round."""
@@ -121,7 +121,7 @@ def peak_of_programs(device: str) -> float:
 
 def with_shares_of_peak(row: Row, model: nn.Module, peak: float) -> Row:
     """The row with the share of the matrix product's `peak` that its images per second are, for each side (MFU)."""
-    from vit_scale.report.count import count_model
+    from vit_scale.cost.count import count_model
 
     gflops = 6 * count_model(model).macs / 1e9  # Of an image, forward and backward, without stochastic depth.
     return replace(row, shares=(row.ours * gflops / peak, row.peer * gflops / peak))

@@ -76,7 +76,7 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
     from vit_scale.recipe import load_recipe
-    from vit_scale.train import run_recipe
+    from vit_scale.train.run_recipe import run_recipe
 
     folder = tmp_path_factory.mktemp("trained") / "run"
     recipe = str(ROOT / "recipes/debug.yaml")

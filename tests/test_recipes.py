@@ -90,7 +90,7 @@ def test_recipe_can_be_planned_and_its_card_agrees(recipe: str, monkeypatch: pyt
 def test_recipe_takes_two_steps(
     recipe: str, tmp_path: Path, fresh_accelerate: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vit_scale.train import run_recipe
+    from vit_scale.train.run_recipe import run_recipe
 
     monkeypatch.chdir(ROOT)
     tiny = TINY_TIMM if load_recipe(recipe).model.name.startswith("timm/") else TINY
@@ -108,7 +108,7 @@ def test_recipe_takes_two_steps(
 def test_second_stage_goes_on_from_the_first_at_a_larger_size(
     tmp_path: Path, fresh_accelerate: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vit_scale.train import run_recipe
+    from vit_scale.train.run_recipe import run_recipe
 
     monkeypatch.chdir(ROOT)
     first, second = tmp_path / "first", tmp_path / "second"

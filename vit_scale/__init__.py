@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vit_scale.config import Config
     from vit_scale.errors import UserError
-    from vit_scale.inference.loading import LoadedRun, load_run
+    from vit_scale.inference.loaded_run import LoadedRun, load_run
     from vit_scale.models import create_model
-    from vit_scale.models.weights import load_weights
+    from vit_scale.models.weights.load import load_weights
     from vit_scale.recipe import load_recipe
 
 __version__ = "0.1.0"
@@ -24,12 +24,12 @@ __all__ = ["Config", "LoadedRun", "UserError", "create_model", "load_recipe", "l
 # Imported when first asked for, so that `--help` does not wait for torch.
 _HOME = {
     "Config": "vit_scale.config",
-    "LoadedRun": "vit_scale.inference.loading",
+    "LoadedRun": "vit_scale.inference.loaded_run",
     "UserError": "vit_scale.errors",
     "create_model": "vit_scale.models",
     "load_recipe": "vit_scale.recipe",
-    "load_run": "vit_scale.inference.loading",
-    "load_weights": "vit_scale.models.weights",
+    "load_run": "vit_scale.inference.loaded_run",
+    "load_weights": "vit_scale.models.weights.load",
 }
 
 

@@ -29,6 +29,7 @@ NotNegative = Annotated[float, Strict(), Field(ge=0)]
 Fraction = Annotated[float, Strict(), Field(ge=0, le=1)]
 Rate = Annotated[float, Strict(), Field(ge=0, lt=1)]
 Auto = Literal["auto"]
+Strategy = Literal["ddp", "zero1", "zero2", "zero3"]
 
 
 @dataclass(config=_TREE, frozen=True, kw_only=True)
@@ -277,7 +278,7 @@ class EmaConfig:
 class ParallelConfig:
     """How the work is spread and in what precision it is done."""
 
-    strategy: Literal["auto", "ddp", "zero1", "zero2", "zero3"] = "auto"
+    strategy: Auto | Strategy = "auto"
     """`auto` follows the launcher."""
     offload: Literal["none", "optimizer", "params"] = "none"
     """ZeRO: keep in host memory the optimiser's state (any stage), or that and the weights (`zero3`)."""

@@ -5,8 +5,10 @@ torchrun and accelerate set RANK, WORLD_SIZE and so on themselves; `srun` has na
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import warnings
 
 
 def adopt_launcher() -> None:
@@ -57,3 +59,14 @@ def first_host(nodes: str) -> str:
 def _first_number(text: str) -> str:
     """`8(x4)` -> `8`."""
     return re.match(r"\d+", text).group()  # type: ignore[union-attr]
+
+
+def silence_libraries() -> None:
+    """Called before the libraries are imported; errors still come through."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("DS_SKIP_CUDA_CHECK", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("WANDB_SILENT", "true")
+    for name in ("DeepSpeed", "deepspeed", "torch.distributed", "torch.utils.cpp_extension", "accelerate"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"(torch|deepspeed|accelerate|timm|datasets|transformers)\b")

@@ -6,7 +6,6 @@ pydantic checks types and ranges; this module reads strictly and words every pro
 
 from __future__ import annotations
 
-import difflib
 import re
 import typing
 from collections.abc import Iterator, Sequence
@@ -17,8 +16,9 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from vit_scale.config import Config
-from vit_scale.errors import UserError
+from vit_scale.errors import UserError, nearest
 from vit_scale.models.variants import check_model_name
+from vit_scale.schedule import nearest_divisors
 
 Tree = dict[str, Any]
 _ADAPTER = TypeAdapter(Config)
@@ -88,7 +88,7 @@ def _read_yaml(path: Path) -> Tree:
 
 
 def _nearby_recipes(path: Path) -> str:
-    near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], n=3, cutoff=0.4)
+    near = nearest(path.name, [p.name for p in path.parent.glob("*.yaml")], n=3, cutoff=0.4)
     return f" Did you mean {' or '.join(str(path.parent / name) for name in near)}?" if near else ""
 
 
@@ -180,16 +180,14 @@ def _unknown(key: str, value: Any) -> str:
     options = list(all_options())
     leaf = key.rsplit(".", 1)[-1]
     same_name = [option for option in options if option.rsplit(".", 1)[-1] == leaf]
-    sections = [] if "." in key else difflib.get_close_matches(key, _sections(), n=1)
-    near = (
-        same_name or sections or difflib.get_close_matches(key, options, n=1, cutoff=0.5) or _near_leaf(leaf, options)
-    )
+    sections = [] if "." in key else nearest(key, _sections(), n=1)
+    near = same_name or sections or nearest(key, options, n=1, cutoff=0.5) or _near_leaf(leaf, options)
     hint = f"did you mean {' or '.join(near)}?" if near else f"sections are {', '.join(_sections())}; see --help"
     return f"{key} = {value}: there is no such option; {hint}"
 
 
 def _near_leaf(leaf: str, options: list[str]) -> list[str]:
-    near = difflib.get_close_matches(leaf, {option.rsplit(".", 1)[-1] for option in options}, n=1, cutoff=0.6)
+    near = nearest(leaf, {option.rsplit(".", 1)[-1] for option in options}, n=1, cutoff=0.6)
     return [option for option in options if option.rsplit(".", 1)[-1] in near]
 
 
@@ -227,7 +225,7 @@ def _describe(error: ValidationError) -> str:
 
 def _nearest_choice(problems: list[Any]) -> str:
     choices = re.findall(r"'([^']+)'", " ".join(p.get("ctx", {}).get("expected", "") for p in problems))
-    near = difflib.get_close_matches(str(problems[0]["input"]), choices, n=1)
+    near = nearest(str(problems[0]["input"]), choices, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
@@ -271,14 +269,6 @@ def _check_warmup(config: Config) -> None:
     for unit, warmup, length in pairs:
         if warmup is not None and length is not None and warmup > length:
             raise UserError(f"schedule.warmup_{unit} = {warmup:g}: must be at most schedule.{unit} = {length:g}")
-
-
-def nearest_divisors(total: int, wanted: int) -> str:
-    """The divisors of `total` next below and above `wanted`, in words."""
-    divisors = [d for d in range(1, total + 1) if total % d == 0]
-    below = [d for d in divisors if d <= wanted][-1:]
-    above = [d for d in divisors if d > wanted][:1]
-    return " and ".join(str(d) for d in below + above)
 
 
 # ------------------------------------------------------------------------------------------------------------ writing

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import vit_scale
-from vit_scale.report.count import count_model
+from vit_scale.cost.count import count_model
 
 
 @pytest.fixture

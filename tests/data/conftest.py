@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from vit_scale.config import AugmentConfig, DataConfig
-from vit_scale.data.loading import TrainLoader
-from vit_scale.data.sources import Data, open_data
+from vit_scale.data.loading.loaders import TrainLoader
+from vit_scale.data.sources.table_source import Data, open_data
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,7 +19,7 @@ from vit_scale.errors import UserError
 from vit_scale.export.hub_folder import export_hub_folder
 from vit_scale.export.timm_weights import export_timm, to_timm
 from vit_scale.export.verify import largest_difference, staged
-from vit_scale.inference.loading import LoadedRun, build_loaded
+from vit_scale.inference.loaded_run import LoadedRun, build_loaded
 from vit_scale.models import create_model
 from vit_scale.recipe import build_config
 

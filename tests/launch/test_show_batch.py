@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vit_scale.data.preview import caption, draw_grid, to_pictures
+from vit_scale.data.image_grid import caption, draw_grid, to_pictures
 
 Launch = Callable[..., subprocess.CompletedProcess]
 

@@ -58,7 +58,7 @@ def test_mistake_found_later_still_writes_nothing(
 ) -> None:
     from vit_scale.errors import UserError
     from vit_scale.recipe import load_recipe
-    from vit_scale.train import run_recipe
+    from vit_scale.train.run_recipe import run_recipe
 
     recipe = str(root / "recipes/debug.yaml")
     config = load_recipe(recipe, [*QUICK, f"run.dir={tmp_path / 'run'}", *options])
@@ -157,7 +157,16 @@ def test_final_weights_load_into_timm(digits: tuple[Path, str]) -> None:
 
 def test_output_says_in_words_what_is_trained_and_what_to_do_next(digits: tuple[Path, str]) -> None:
     said = digits[1]
-    for part in ("parameters", "MMACs", "training and", "images an update =", "epochs", "fp32", "one process", "timm"):
+    for part in (
+        "parameters",
+        "MMACs",
+        "training and",
+        "images an update =",
+        "epochs",
+        "fp32",
+        "single process",
+        "timm",
+    ):
         assert part in said, part
     assert "top-1" in said.split("Finished")[1]
     assert "wandb sync" in said.split("Next")[1]

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vit_scale.models import cpu, create_model
+from vit_scale.kernels import cpu
+from vit_scale.models import create_model
 from vit_scale.models.timm_models import counterpart_options, create_counterpart
 
 OPTIONS: dict[str, dict[str, object]] = {

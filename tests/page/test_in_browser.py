@@ -43,7 +43,7 @@ def test_page_of_a_real_training_names_model_result_versions_and_check(browser, 
     text = browser.open(trained).text()
     summary = json.loads((trained / "summary.json").read_text())
     assert "vit_mu on embedded:digits" in text
-    assert f"{100 * summary['best/val/top1']:.2f}\xa0%" in text
+    assert f"{100 * summary['best/val/top1']:.2f}%" in text
     assert "equal to timm's" in text
     assert f"torch {summary['versions']['torch']}" in text
     assert f"python launch/train.py {trained}/config.yaml run.dir={trained}-again" in text

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from vit_scale.errors import UserError
-from vit_scale.page.confusion import read_confusion
 from vit_scale.page.runs import COLORS, distinct_names, find_folders, read_runs
+from vit_scale.page.tables import read_confusion
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vit_scale.plan.lr_plot import HEIGHT, WIDTH, bars, plot_learning_rate
-from vit_scale.train.schedule import LearningRate
+from vit_scale.schedule import LearningRate
 
 
 def heights(lines: list[str], margin: int) -> list[int]:

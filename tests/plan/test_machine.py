@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from vit_scale.cost.hardware import GPUS
 from vit_scale.errors import UserError
-from vit_scale.plan.cost import ASSUMED_MFU, assumed_mfu
 from vit_scale.plan.machine import find_machine
-from vit_scale.train.hardware import GPUS
+from vit_scale.plan.run_cost import ASSUMED_MFU, assumed_mfu
 
 
 @pytest.mark.parametrize("name", ["H100", "h100", "A100 40GB", "a100-40gb", "rtx4090", "H100_PCIe"])

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from vit_scale.cost.memory import STRATEGIES
 from vit_scale.errors import UserError
 from vit_scale.plan.machine import find_machine
 from vit_scale.plan.run_plan import RunPlan, make_run_plan
 from vit_scale.recipe import build_config
-from vit_scale.report.memory import STRATEGIES
 
 IMAGENET = {"source": "ILSVRC/imagenet-1k"}
 
@@ -114,7 +114,7 @@ def test_source_of_unknown_size_asks_for_it() -> None:
 
 
 def test_size_of_digits_is_that_of_the_data_itself() -> None:
-    from vit_scale.data.sources import open_data
+    from vit_scale.data.sources.table_source import open_data
 
     for fraction in (0.1, 0.2, 0.25):
         data = {"source": "embedded:digits", "val_fraction": fraction}

@@ -99,8 +99,8 @@ def test_agent_trains_on_two_processes_that_all_have_the_values(swept: Swept) ->
 
 
 def test_run_folder_of_an_agent_is_the_runs_own_unless_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vit_scale.checkpoints.run_dir import choose_folder
     from vit_scale.recipe import build_config
-    from vit_scale.train.run_folder import choose_folder
 
     monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
     monkeypatch.setenv("WANDB_RUN_ID", "xyz")

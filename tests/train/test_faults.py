@@ -23,9 +23,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from vit_scale.train.checkpoint import list_checkpoints, step_of
-from vit_scale.train.lost import LOST_STATUS
-from vit_scale.train.resume import newest_whole, what_is_wrong
+from vit_scale.checkpoints.reader import newest_whole, what_is_wrong
+from vit_scale.checkpoints.writer import list_checkpoints, step_of
+from vit_scale.strategies.rank_failure import LOST_STATUS
 
 RECIPE = "recipes/debug.yaml"
 TINY = ["data.source=synthetic", "data.synthetic_images=64", "data.synthetic_size=8", "data.synthetic_classes=4"]

@@ -15,16 +15,16 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import vit_scale
-from vit_scale.data.loading import Batch
+from vit_scale.data.loading.loaders import Batch
 from vit_scale.data.mixing import Mixing
 from vit_scale.data.normalize import Normalize
+from vit_scale.data.progressive import Progressive
 from vit_scale.recipe import load_recipe
+from vit_scale.strategies.ema import Ema
+from vit_scale.strategies.shards import Replicated
 from vit_scale.train import meter as meters
-from vit_scale.train.ema import Ema
 from vit_scale.train.loop import Meter, update
-from vit_scale.train.optim import build_optimizer
-from vit_scale.train.progressive import Progressive
-from vit_scale.train.shards import Replicated
+from vit_scale.train.optim.optimizer import build_optimizer
 from vit_scale.train.state import TrainState
 
 
@@ -92,7 +92,8 @@ def test_update_on_a_gpu_never_asks_it_for_a_number(root: Path, monkeypatch: pyt
 FIRST_UPDATE = """
 import os, sys
 from vit_scale.recipe import load_recipe
-from vit_scale.train import loop, run_recipe
+from vit_scale.train.run_recipe import run_recipe
+from vit_scale.train import loop
 
 def stop(run, batch):
     assert run.state.step == 1

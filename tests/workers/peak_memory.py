@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from vit_scale.cost.measured import peak_bytes
 from vit_scale.models import create_model
-from vit_scale.report.measured import peak_bytes
 
 
 def train(model: dict[str, Any], batch: int, accumulation: int, checkpointing: str) -> object:

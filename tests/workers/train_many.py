@@ -16,9 +16,11 @@ import sys
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from vit_scale.errors import UserError
-from vit_scale.models import cpu
+from vit_scale.kernels import cpu
 from vit_scale.recipe import load_recipe
-from vit_scale.train import close_processes, loop, run_recipe
+from vit_scale.strategies.processes import close_processes
+from vit_scale.train import loop
+from vit_scale.train.run_recipe import run_recipe
 
 RANK = int(os.environ.get("RANK", "0"))
 LAST = int(os.environ.get("WORLD_SIZE", "1")) - 1 == RANK

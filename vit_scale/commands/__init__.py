@@ -1,1 +1,1 @@
-"""What each command does, from its arguments to its exit status; `vit_scale.console` and launch/ call these."""
+"""What each command does, from its arguments to its exit status; `vit_scale.cli` and launch/ call these."""

@@ -16,8 +16,8 @@ from vit_scale.errors import UserError
 
 if TYPE_CHECKING:
     from vit_scale.inference.eval_data import EvalData
-    from vit_scale.inference.loading import LoadedRun
-    from vit_scale.inference.scoring import Evaluation
+    from vit_scale.inference.loaded_run import LoadedRun
+    from vit_scale.tasks.classify.evaluator import Evaluation
 
 USAGE = "%(prog)s RUN_OR_WEIGHTS [--data SOURCE] [--split NAME] [section.option=value ...] [options]"
 DESCRIPTION = """Top-1, top-5, loss, a row for each class, confusion matrix and calibration error.
@@ -58,13 +58,13 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def main(argv: Sequence[str]) -> int:
     """Load, evaluate on all processes, print and write on the main one."""
     args, overrides = parse(argv)
-    from vit_scale.train.quiet import quiet_libraries
+    from vit_scale.launcher import silence_libraries
 
-    quiet_libraries()
+    silence_libraries()
     from vit_scale.inference.eval_data import match_classes, open_eval_data
-    from vit_scale.inference.evaluation import evaluate
-    from vit_scale.inference.named import load_target
-    from vit_scale.inference.processes import join_processes, leave_processes
+    from vit_scale.inference.evaluate_run import evaluate
+    from vit_scale.inference.pretrained import load_target
+    from vit_scale.strategies.processes import close_processes, join_processes
 
     loaded = load_target(args.target, model=args.model, weights=args.weights, overrides=overrides)
     if loaded.folder is None and args.data is None:
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
         raise
     if processes.is_main:
         _tell(args, loaded, data, evaluation, out)
-    leave_processes()
+    close_processes()
     return 0
 
 

@@ -47,10 +47,10 @@ def main(argv: Sequence[str]) -> int:
     """Load, write, verify, tell."""
     args = parse(argv)
     form = FORMATS[args.to]
-    from vit_scale.train.quiet import quiet_libraries
+    from vit_scale.launcher import silence_libraries
 
-    quiet_libraries()
-    from vit_scale.inference.named import load_target
+    silence_libraries()
+    from vit_scale.inference.pretrained import load_target
 
     run = load_target(args.run, weights=args.weights)
     api = _check_login(args.push) if args.push else None

@@ -14,8 +14,8 @@ from vit_scale.cli import Parser
 from vit_scale.errors import UserError
 
 if TYPE_CHECKING:
-    from vit_scale.inference.attention import AttentionPictures
-    from vit_scale.inference.loading import LoadedRun
+    from vit_scale.inference.attention_figures import AttentionPictures
+    from vit_scale.inference.loaded_run import LoadedRun
     from vit_scale.inference.prediction import Prediction
 
 USAGE = "%(prog)s RUN IMAGE|FOLDER|GLOB ... [--top N] [--json] [--attention [--out FOLDER]]"
@@ -35,14 +35,14 @@ exit status: 0 if at least one picture could be read, else 2
 def main(argv: Sequence[str]) -> int:
     """Load, predict, print."""
     args = parse(argv)
-    from vit_scale.train.quiet import quiet_libraries
+    from vit_scale.launcher import silence_libraries
 
-    quiet_libraries()
+    silence_libraries()
     import torch
 
-    from vit_scale.inference.attention import AttentionPictures
-    from vit_scale.inference.named import load_target
+    from vit_scale.inference.attention_figures import AttentionPictures
     from vit_scale.inference.prediction import find_images, predict
+    from vit_scale.inference.pretrained import load_target
 
     paths = find_images(args.images)
     run = load_target(args.run, weights=args.weights)
@@ -106,7 +106,7 @@ def _as_dict(prediction: Prediction) -> dict[str, object]:
 
 def _print_table(predictions: Sequence[Prediction]) -> None:
     """A block for each picture: its best class beside its name, the others below."""
-    from vit_scale.report.console import make_console, make_table
+    from vit_scale.record.terminal import make_console, make_table
 
     table = make_table("picture", "class", "probability")
     for prediction in predictions:

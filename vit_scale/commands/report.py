@@ -87,12 +87,12 @@ def main(argv: Sequence[str]) -> int:
 
 def report(args: argparse.Namespace, requests: Sequence[Request]) -> int:
     """Print the figures of every model."""
-    from vit_scale.report.console import make_console
-    from vit_scale.report.export import WRITERS
+    from vit_scale.record.terminal import make_console
+    from vit_scale.report.model_page import print_page
     from vit_scale.report.model_report import report_on
     from vit_scale.report.overview import print_overview
-    from vit_scale.report.page import print_page
     from vit_scale.report.request import for_each
+    from vit_scale.report.writers import WRITERS
 
     def work(request: Request) -> ModelReport:
         return report_on(request.config, gpus=args.gpus, batch=args.batch, recipe=request.recipe)
@@ -110,9 +110,9 @@ def report(args: argparse.Namespace, requests: Sequence[Request]) -> int:
 
 def check(args: argparse.Namespace, requests: Sequence[Request]) -> int:
     """Print how every model compares with timm's; status 1 if any differs."""
+    from vit_scale.cost.timm_check import check_against_timm
     from vit_scale.report.check_table import checks_to_json, print_checks
     from vit_scale.report.request import for_each
-    from vit_scale.report.timm_check import check_against_timm
 
     if args.format not in ("table", "json"):
         raise UserError(f"--format {args.format}: --check has the formats table and json")

@@ -42,7 +42,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def main(argv: Sequence[str]) -> int:
     args, options = parse(argv)
-    from vit_scale.sweep.run import run_sweep
+    from vit_scale.sweep.run_sweep import run_sweep
     from vit_scale.sweep.spec import load_sweep
 
     sweep = load_sweep(args.sweep, options)

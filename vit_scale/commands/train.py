@@ -60,10 +60,11 @@ def main(argv: Sequence[str]) -> int:
         from vit_scale.plan.dry_run import dry_run
 
         return dry_run(config, args.recipe, args.gpus, args.gpu, mfu=args.mfu, images=args.images, as_json=args.json)
-    from vit_scale.train import close_processes, run_recipe
+    from vit_scale.strategies.processes import close_processes
+    from vit_scale.train.run_recipe import run_recipe
 
     status = run_recipe(config, args.recipe)
-    from vit_scale.train.lost import LOST_STATUS, leave_at_once  # Imports torch; a run begins before that.
+    from vit_scale.strategies.rank_failure import LOST_STATUS, leave_at_once  # Imports torch; a run begins before that.
 
     if status == LOST_STATUS:
         leave_at_once()

@@ -17,7 +17,6 @@ _CACHED_VALUES = 200_000
 # Mean and standard deviation of red, green and blue, in 0..1.
 NORMALIZATIONS: dict[str, tuple[Values, Values]] = {
     **PIXEL_STATISTICS,
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
 }
 

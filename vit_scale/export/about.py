@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from vit_scale.inference.loading import LoadedRun
+from vit_scale.inference.loaded_run import LoadedRun
 
 
 def about_model(run: LoadedRun) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 from vit_scale.export.model_card import model_card
 from vit_scale.export.timm_weights import TimmForm, save_state, to_timm
 from vit_scale.export.verify import Exported, largest_difference, staged
-from vit_scale.inference.loading import LoadedRun
+from vit_scale.inference.loaded_run import LoadedRun
 
 
 def export_hub_folder(run: LoadedRun, out: Path, *, repo: str | None = None) -> Exported:

@@ -9,7 +9,7 @@ import yaml
 
 from vit_scale.config import Config
 from vit_scale.export.timm_weights import TimmForm
-from vit_scale.inference.loading import LoadedRun
+from vit_scale.inference.loaded_run import LoadedRun
 from vit_scale.recipe import to_tree
 
 _RESULTS = {

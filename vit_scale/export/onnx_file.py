@@ -15,7 +15,7 @@ import torch
 from vit_scale.errors import UserError
 from vit_scale.export.about import about_model
 from vit_scale.export.verify import BATCHES, Exported, largest_difference, staged
-from vit_scale.inference.loading import LoadedRun
+from vit_scale.inference.loaded_run import LoadedRun
 
 _LARGEST_IN_ONE_FILE = 1_800_000_000
 """Bytes; protobuf ends at 2 GB, and larger weights go into a file beside the model."""

@@ -10,7 +10,7 @@ import torch
 
 from vit_scale.export.about import about_model
 from vit_scale.export.verify import BATCHES, Exported, largest_difference, staged
-from vit_scale.inference.loading import LoadedRun
+from vit_scale.inference.loaded_run import LoadedRun
 
 
 def export_torch(run: LoadedRun, out: Path) -> Exported:

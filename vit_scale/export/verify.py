@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from vit_scale.errors import UserError
-from vit_scale.inference.loading import LoadedRun
+from vit_scale.inference.loaded_run import LoadedRun
 
 BATCHES = (1, 5)
 """Batch sizes that are tried: one, and another than the one an export was made with."""

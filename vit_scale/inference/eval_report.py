@@ -9,10 +9,10 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from vit_scale.inference.calibration import BINS
-from vit_scale.inference.scoring import ClassResult, Evaluation
-from vit_scale.report.console import make_console, make_table
-from vit_scale.report.figures import percent
+from vit_scale.format import percent
+from vit_scale.record.terminal import make_console, make_table
+from vit_scale.tasks.classify.calibration import BINS
+from vit_scale.tasks.classify.evaluator import ClassResult, Evaluation
 
 ALL_CLASSES = 20
 """Up to this many classes are all printed; of more, the weakest."""
@@ -50,7 +50,7 @@ def _class_table(rows: Sequence[ClassResult], title: str | None) -> Any:
 
 
 def _percent(share: float | None) -> str:
-    return "" if share is None else percent(share)
+    return "" if share is None else percent(share, 1)
 
 
 def to_json(evaluation: Evaluation, about: dict[str, str]) -> str:
@@ -61,7 +61,7 @@ def to_json(evaluation: Evaluation, about: dict[str, str]) -> str:
 
 def write_files(evaluation: Evaluation, about: dict[str, str], folder: Path) -> list[str]:
     """metrics.json, classes.csv, confusion.csv, confusion.png and reliability.png; returns their names."""
-    from vit_scale.inference.pictures import confusion_figure, reliability_figure, save_figure
+    from vit_scale.tasks.classify.figures import confusion_figure, reliability_figure, save_figure
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "metrics.json").write_text(to_json(evaluation, about))

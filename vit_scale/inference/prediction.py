@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vit_scale.data.decode import BrokenImage
-from vit_scale.data.opening import IMAGE_SUFFIXES
+from vit_scale.data.images.decode import BrokenImage
+from vit_scale.data.sources.splits import IMAGE_SUFFIXES
 from vit_scale.errors import UserError
-from vit_scale.inference.loading import LoadedRun
+from vit_scale.inference.loaded_run import LoadedRun
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vit_scale.errors import UserError
-from vit_scale.models import cpu_attention
+from vit_scale.kernels import cpu_attention
+from vit_scale.kernels.onednn import Linear, linear
 from vit_scale.models.dropout import Dropout
-from vit_scale.models.linear import Linear, linear
 from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding
 
 NORM_EPS = 1e-6

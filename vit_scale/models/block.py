@@ -5,14 +5,29 @@ Shapes: B batch, N tokens, D token width.
 
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from vit_scale.models.attention import NORM_EPS, Attention, Backend
 from vit_scale.models.drop_path import DropPath
-from vit_scale.models.layer_scale import LayerScale
 from vit_scale.models.mlp import Mlp, SwiGlu
 from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding
 from vit_scale.models.variants import Variant
+
+
+class LayerScale(nn.Module):
+    """Scale channels by a learned `gamma` (Touvron et al. 2021, arXiv:2103.17239).
+
+    It starts small, so that deep models start close to the identity.
+    """
+
+    def __init__(self, dim: int, initial: float) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((dim,), initial))
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        """Scale the last dimension."""
+        return x_BND * self.gamma
 
 
 class Block(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import Any
 
 import torch
@@ -11,12 +10,12 @@ from pydantic import ValidationError
 from torch import nn
 
 from vit_scale.config import ModelConfig
-from vit_scale.errors import UserError
+from vit_scale.errors import UserError, nearest
 from vit_scale.models.attention import check_attention_backend
 from vit_scale.models.timm_models import create_timm_model
 from vit_scale.models.variants import TIMM_PREFIX, Variant, get_variant
 from vit_scale.models.vit import VisionTransformer
-from vit_scale.models.weights import load_weights
+from vit_scale.models.weights.load import load_weights
 
 
 def create_model(name: str, **options: Any) -> nn.Module:
@@ -30,7 +29,7 @@ def create_model(name: str, **options: Any) -> nn.Module:
     known = [field.name for field in dataclasses.fields(ModelConfig)]
     for option in options:
         if option not in known:
-            near = difflib.get_close_matches(option, known, n=3)
+            near = nearest(option, known, n=3)
             raise TypeError(f"create_model() has no option {option!r}; did you mean {', '.join(near or known)}?")
     try:
         config = ModelConfig(name=name, **options)

@@ -6,8 +6,8 @@ Shapes: B batch, N tokens, D token width.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vit_scale.kernels.onednn import Linear, gelu
 from vit_scale.models.dropout import Dropout
-from vit_scale.models.linear import Linear, gelu
 
 
 class Mlp(nn.Module):

@@ -10,10 +10,9 @@ Touvron et al. 2021, "Training data-efficient image transformers" (arXiv:2012.12
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import Literal
 
-from vit_scale.errors import UserError
+from vit_scale.errors import UserError, nearest
 
 TIMM_PREFIX = "timm/"
 
@@ -219,7 +218,6 @@ def pixel_statistics(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _nearest(name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    if near:
+    if near := nearest(name, names, n=3, cutoff=0.5):
         return f" Did you mean {', '.join(near)}?"
     return " See vit_scale/models/variants.py, or use timm/<any timm model>."

@@ -16,13 +16,12 @@ from vit_scale.models.attention import NORM_EPS, Backend
 from vit_scale.models.block import Block
 from vit_scale.models.drop_path import drop_path_rates
 from vit_scale.models.dropout import Dropout
-from vit_scale.models.init import Init, init_weights, is_token_or_position
-from vit_scale.models.patch_dropout import drop_patches
 from vit_scale.models.patch_embed import PatchEmbed
-from vit_scale.models.pooling import pool_tokens
 from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding, RowColumnEmbedding, sincos_2d
-from vit_scale.models.resample import resample_positions
+from vit_scale.models.tokens import drop_patches, pool_tokens
 from vit_scale.models.variants import Variant
+from vit_scale.models.weights.init import Init, init_weights, is_token_or_position
+from vit_scale.models.weights.resample import resample_positions
 
 
 class VisionTransformer(nn.Module):

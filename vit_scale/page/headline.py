@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vit_scale.cost.strategy_names import LABELS
+from vit_scale.format import amount, date, duration, percent
 from vit_scale.page.metrics import SPEED
 from vit_scale.page.runs import PageRun
-from vit_scale.page.words import amount, date, percent
-from vit_scale.train.screen import duration
-
-STRATEGIES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ def _hardware(run: PageRun) -> Fact | None:
     processes = _number(run, "processes")
     if processes is None:
         return None
-    strategy = STRATEGIES.get(str(run.summary.get("strategy")))
+    strategy = LABELS.get(str(run.summary.get("strategy")))
     told = [strategy, run.summary.get("precision"), run.summary.get("device")]
     value = "1 process" if processes == 1 else f"{processes:,.0f} processes"
     return Fact("Ran on", value, ", ".join(str(part) for part in told if part))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vit_scale.config import Config
+from vit_scale.format import option_value
 from vit_scale.page.runs import PageRun
-from vit_scale.page.words import option_value
 from vit_scale.recipe import all_options, flatten
 
 NOT_COMPARED = {"run.dir"}

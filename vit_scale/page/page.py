@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from vit_scale.errors import UserError
+from vit_scale.files import write_text
+from vit_scale.format import date
 from vit_scale.page import headline, options
-from vit_scale.page.commands import commands
-from vit_scale.page.confusion import confusion_figure
 from vit_scale.page.curves import AXES, curve_figure, first_smoothing, legend, panels_with_data
 from vit_scale.page.metrics import MOST_POINTS
+from vit_scale.page.next_commands import commands
 from vit_scale.page.runs import PageRun
-from vit_scale.page.words import date
+from vit_scale.page.tables import confusion_figure
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,9 @@ PICTURES = (
 def write_page(runs: Sequence[PageRun], out: Path) -> None:
     """Write the page of `runs` to `out`; raises `UserError` where that cannot be done."""
     text = render_page(runs)
-    partial = out.with_name(f".{out.name}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(out)
+        write_text(out, text)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise UserError(f"{out}: cannot be written: {error.strerror or error}") from error
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import yaml
 
+from vit_scale.checkpoints.run_dir import has_run, read_summary
 from vit_scale.errors import UserError
-from vit_scale.page.confusion import Confusion, read_confusion
 from vit_scale.page.metrics import Metrics, read_metrics
+from vit_scale.page.tables import Confusion, read_confusion
 from vit_scale.recipe import load_recipe
-from vit_scale.train.run_folder import has_run, read_summary
 
 # Readable on white and on black, and told apart by the colour-blind in this order.
 COLORS = ("#3d7fe0", "#e6762f", "#25a17c", "#b65fd0", "#d8475f", "#94912c", "#1e9fb4", "#a2704c")

@@ -8,8 +8,8 @@ from vit_scale.config import Config
 from vit_scale.errors import UserError
 from vit_scale.launcher import is_main_process
 from vit_scale.plan.machine import find_machine
+from vit_scale.plan.print_plan import print_plan
 from vit_scale.plan.run_plan import make_run_plan
-from vit_scale.plan.screen import print_plan
 
 
 def dry_run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vit_scale.train.schedule import LearningRate
+from vit_scale.schedule import LearningRate
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 WIDTH, HEIGHT = 64, 6

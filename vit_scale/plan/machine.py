@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from vit_scale.errors import UserError
+from vit_scale.cost.activations import Precision
+from vit_scale.cost.hardware import GPUS, peak
+from vit_scale.errors import UserError, nearest
 from vit_scale.launcher import world_size
-from vit_scale.report.activations import Precision
-from vit_scale.train.hardware import GPUS, peak
 
 DEFAULT_GPU = "H100"
 # Of the half-precision peak: TF32 has half the rate; GPUs from before it multiply fp32 at an eighth.
@@ -65,7 +64,7 @@ def find_machine(gpus: int | None = None, gpu: str | None = None) -> Machine:
 def _known(name: str, devices: int, *, assumed: bool = False) -> Machine:
     plain = {_plain(known): known for known in GPUS}
     if _plain(name) not in plain:
-        near = [plain[match] for match in difflib.get_close_matches(_plain(name), plain, n=1)]
+        near = [plain[match] for match in nearest(_plain(name), plain)]
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise UserError(f"--gpu {name}: not known; {hint}known are {', '.join(GPUS)}")
     kind = plain[_plain(name)]

@@ -6,21 +6,20 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, cast
 
-from vit_scale.config import BatchConfig, Config
-from vit_scale.plan.communication import Communication, communication
-from vit_scale.plan.cost import Cost, run_cost
+from vit_scale.config import BatchConfig, Config, Strategy
+from vit_scale.cost.activations import Precision
+from vit_scale.cost.communication import Communication, communication
+from vit_scale.cost.strategy_names import STRATEGIES
+from vit_scale.cost.timm_check import TimmCheck, check_against_timm
 from vit_scale.plan.data_size import DataSize, data_size
+from vit_scale.plan.fits import Footprint, memory_model, refusal
 from vit_scale.plan.machine import Machine
-from vit_scale.plan.memory import Footprint, memory_model, refusal
-from vit_scale.report.activations import Precision
-from vit_scale.report.memory import STRATEGIES, Strategy
+from vit_scale.plan.run_cost import Cost, run_cost
 from vit_scale.report.model_report import ModelReport, report_on
-from vit_scale.report.timm_check import TimmCheck, check_against_timm
-from vit_scale.train.optim import check_optimizer
-from vit_scale.train.plan import Plan, learning_rate, make_plan
-from vit_scale.train.schedule import LearningRate
-from vit_scale.train.strategy import deepspeed_settings, resolve_strategy
-from vit_scale.train.zero import check_offload
+from vit_scale.schedule import LearningRate, Plan, learning_rate, make_plan
+from vit_scale.strategies.strategy import deepspeed_settings, resolve_strategy
+from vit_scale.strategies.zero_settings import check_offload
+from vit_scale.train.optim.optimizer import check_optimizer
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from vit_scale.report.console import make_console, make_table
-from vit_scale.report.figures import giga
-from vit_scale.report.timm_check import TimmCheck
+from vit_scale.cost.timm_check import TimmCheck
+from vit_scale.format import giga
+from vit_scale.record.terminal import make_console, make_table
 
 SHOWN_DIFFERENCES = 10
 

@@ -9,11 +9,11 @@ from typing import Any
 from torch import nn
 
 from vit_scale.config import Config
-from vit_scale.report.activations import Activations, Precision, measured_activations, vit_activations
-from vit_scale.report.count import ModelCount, count_model
-from vit_scale.report.counter import stage_names
-from vit_scale.report.memory import States, Strategy, optimiser_moments, states_by_strategy
-from vit_scale.report.timm_check import build_for_counting
+from vit_scale.cost.activations import Activations, Precision, measured_activations, vit_activations
+from vit_scale.cost.count import ModelCount, count_model
+from vit_scale.cost.memory import States, Strategy, optimiser_moments, states_by_strategy
+from vit_scale.cost.timm_check import build_for_counting
+from vit_scale.cost.trace import stage_names
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vit_scale.report.console import make_table
-from vit_scale.report.count import CLOSED_FORM
-from vit_scale.report.figures import giga, significant
-from vit_scale.report.memory import STRATEGIES, Strategy
+from vit_scale.config import Strategy
+from vit_scale.cost.count import CLOSED_FORM
+from vit_scale.cost.strategy_names import LABELS, STRATEGIES
+from vit_scale.format import giga, significant
+from vit_scale.record.terminal import make_table
 from vit_scale.report.model_report import ModelReport
 
 WIDE = 119
@@ -49,7 +50,7 @@ COMPUTE = [
 MEMORY = [
     Column("acts MiB", lambda r: significant(r.activations.total / 2**20, 3)),
     Column("DDP GiB", _gibibytes("ddp")),
-    *(Column(f"ZeRO-{strategy[-1]} GiB", _gibibytes(strategy)) for strategy in STRATEGIES[1:]),
+    *(Column(f"{LABELS[strategy]} GiB", _gibibytes(strategy)) for strategy in STRATEGIES[1:]),
 ]
 
 

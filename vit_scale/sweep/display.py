@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vit_scale.sweep.results import show_value
-from vit_scale.sweep.training import Outcome
+from vit_scale.sweep.trial import Outcome
 
 
 class Display:

@@ -13,7 +13,7 @@ from vit_scale.sweep.display import Display
 from vit_scale.sweep.results import trial_name
 from vit_scale.sweep.search import Search
 from vit_scale.sweep.spec import Sweep
-from vit_scale.sweep.training import Outcome, find_trainer, run_training
+from vit_scale.sweep.trial import Outcome, find_trainer, run_training
 
 if TYPE_CHECKING:
     from optuna import Trial

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, Literal, cast
 
 import yaml
 
-from vit_scale.errors import UserError
+from vit_scale.errors import UserError, did_you_mean, nearest
 from vit_scale.recipe import load_recipe
 from vit_scale.sweep.distributions import Distribution
 from vit_scale.sweep.parameters import read_distribution
@@ -105,7 +104,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))  # as W&B's client reads it
     except FileNotFoundError:
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], n=1, cutoff=0.4)
+        near = nearest(path.name, [p.name for p in path.parent.glob("*.yaml")], cutoff=0.4)
         hint = f" Did you mean {path.parent / near[0]}?" if near else ""
         raise UserError(f"{path}: there is no such sweep file.{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -120,17 +119,15 @@ def _read(path: Path) -> dict[str, Any]:
 def _check_keys(path: Path, tree: dict[str, Any]) -> None:
     for key in tree:
         if key not in KEYS:
-            near = difflib.get_close_matches(str(key), KEYS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"those that are: {', '.join(KEYS)}"
+            hint = did_you_mean(str(key), KEYS) or f"those that are: {', '.join(KEYS)}"
             raise UserError(f"{path}: {key} is not supported in a sweep file; {hint}")
 
 
 def _one_of(path: Path, key: str, value: Any, allowed: Sequence[str]) -> str:
     if value in allowed:
         return str(value)
-    near = difflib.get_close_matches(str(value), allowed, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise UserError(f"{path}: {key} = {value!r}: must be one of {', '.join(allowed)}{hint}")
+    hint = did_you_mean(str(value), allowed)
+    raise UserError(f"{path}: {key} = {value!r}: must be one of {', '.join(allowed)}{hint and '; ' + hint}")
 
 
 def _list(path: Path, tree: dict[str, Any], key: str, default: list[Any]) -> list[Any]:

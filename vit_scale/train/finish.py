@@ -11,10 +11,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from vit_scale.errors import UserError
-from vit_scale.train.room import explain
-from vit_scale.train.run import Run
-from vit_scale.train.screen import duration, percent
-from vit_scale.train.shards import gather
+from vit_scale.files import describe_write_error, replacing
+from vit_scale.format import duration, percent
+from vit_scale.strategies.shards import gather
+from vit_scale.train.build import Run
 
 
 def finish(run: Run) -> None:
@@ -63,19 +63,17 @@ def save_weights(run: Run) -> list[str]:
 
 
 def _write(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    partial = path.with_suffix(".partial")
-    try:
-        save_file(tensors, partial)
-        partial.chmod(0o644)  # safetensors leaves its files to their owner alone
-        partial.replace(path)
-    except (OSError, SafetensorError) as error:
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        reason = explain(error, path.parent, {partial.name: size})
-        partial.unlink(missing_ok=True)
-        raise UserError(
-            f"{path} could not be written: {reason}.\n"
-            "Training is done. Once there is room, the same command goes on from the last whole checkpoint."
-        ) from error
+    with replacing(path) as partial:
+        try:
+            save_file(tensors, partial)
+            partial.chmod(0o644)  # safetensors makes its files readable by their owner only
+        except (OSError, SafetensorError) as error:
+            size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+            reason = describe_write_error(error, path.parent, {partial.name: size})
+            raise UserError(
+                f"{path} could not be written: {reason}.\n"
+                "Training is complete. Free some disk space and rerun the same command to write the weights."
+            ) from error
 
 
 def _accuracies(summary: dict[str, float]) -> str:

@@ -13,19 +13,19 @@ from signal import Signals
 
 import torch
 
-from vit_scale.data.loading import Batch
+from vit_scale.data.loading.loaders import Batch
 from vit_scale.errors import UserError
 from vit_scale.recipe import to_tree
-from vit_scale.train.evaluate import evaluate
-from vit_scale.train.inspection import Inspection
-from vit_scale.train.interrupt import EXIT_STATUS, Interrupt
-from vit_scale.train.loss import classification_loss
+from vit_scale.strategies.guarded_step import apply_update
+from vit_scale.strategies.norms import weight_norm
+from vit_scale.tasks.classify.analysis import Inspection
+from vit_scale.tasks.classify.loss import classification_loss
+from vit_scale.tasks.evaluate import evaluate
+from vit_scale.train.build import Run
 from vit_scale.train.meter import Meter
-from vit_scale.train.norms import weight_norm
-from vit_scale.train.optim import set_learning_rate
-from vit_scale.train.run import Run
+from vit_scale.train.optim.optimizer import set_learning_rate
 from vit_scale.train.show import show_batch, show_inspection
-from vit_scale.train.update import apply_update
+from vit_scale.train.signals import EXIT_STATUS, Interrupt
 
 
 def train(run: Run) -> int:

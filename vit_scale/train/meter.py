@@ -12,9 +12,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from vit_scale.data.loading import Batch
-from vit_scale.train.norms import UpdateWatch
-from vit_scale.train.run import Run
+from vit_scale.data.loading.loaders import Batch
+from vit_scale.strategies.norms import UpdateWatch
+from vit_scale.train.build import Run
 
 
 @dataclass

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from vit_scale.config import Config
+from vit_scale.cost.activations import Precision, vit_activations
 from vit_scale.models.interface import ImageModel
-from vit_scale.report.activations import Precision, vit_activations
 
 Trial = Callable[[int], float | None]
 """Images per second at a micro batch, or None where it does not fit."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from vit_scale.models.attention_maps import attention_maps
-from vit_scale.train.inspection import Inspection
-from vit_scale.train.pictures import MOST_IN_BATCH, attention_picture, batch_picture, mistakes_picture
-from vit_scale.train.run import Run
-from vit_scale.train.trackers import first_line
+from vit_scale.errors import first_line
+from vit_scale.models.attention_weights import attention_maps
+from vit_scale.tasks.classify.analysis import Inspection
+from vit_scale.tasks.classify.image_grids import MOST_IN_BATCH, attention_picture, batch_picture, mistakes_picture
+from vit_scale.train.build import Run
 
 
 def show_batch(run: Run, images: torch.Tensor, targets: torch.Tensor) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from vit_scale.models.interface import ImageModel
-from vit_scale.train.ema import Ema
-from vit_scale.train.loss_scale import LossScale
-from vit_scale.train.shards import Shards
+from vit_scale.strategies.ema import Ema
+from vit_scale.strategies.loss_scale import LossScale
+from vit_scale.strategies.shards import Shards
 
 
 @dataclass

@@ -1,0 +1,74 @@
+"""Memory of states under each strategy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vit_scale.cost.memory import STRATEGIES, ZERO_REDUCE_BUCKET, States, optimiser_moments, states_by_strategy
+from vit_scale.models import create_model
+
+PARAMS, GPUS = 1_000_000, 4
+
+
+def states(**options: object) -> dict[str, dict[str, int]]:
+    return states_by_strategy(States(**{"params": PARAMS, "gpus": GPUS, **options}))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "weights", "gradients", "optimiser"),
+    [("ddp", 6, 4, 8), ("zero1", 2, 2, 16 / 4), ("zero2", 2, 2 / 4, 16 / 4), ("zero3", 2 / 4, 2 / 4, 16 / 4)],
+)
+def test_bytes_for_each_parameter_in_half_precision(
+    strategy: str, weights: float, gradients: float, optimiser: float
+) -> None:
+    parts = states()[strategy]
+    per_param = [parts[part] / PARAMS for part in ("weights", "gradients", "optimiser", "ema")]
+    assert per_param == [weights, gradients, optimiser, 4 / GPUS]
+
+
+def test_each_stage_of_zero_holds_less_than_the_one_before() -> None:
+    sizes = [sum(size for part, size in parts.items() if part != "buffers") for parts in states().values()]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == len(STRATEGIES)
+
+
+def test_more_gpus_never_need_more_each() -> None:
+    few, many = states(gpus=2), states(gpus=64)
+    assert all(sum(many[strategy].values()) <= sum(few[strategy].values()) for strategy in STRATEGIES)
+
+
+def test_one_gpu_has_no_buckets_to_reduce() -> None:
+    assert states(gpus=1)["ddp"]["buffers"] == 0
+    assert states(gpus=2)["ddp"]["buffers"] == 4 * PARAMS
+
+
+def test_bucket_of_deepspeed_is_as_large_as_the_model_up_to_its_limit() -> None:
+    assert states()["zero2"]["buffers"] == 2 * PARAMS
+    assert states(params=2 * ZERO_REDUCE_BUCKET)["zero2"]["buffers"] == 2 * ZERO_REDUCE_BUCKET
+
+
+def test_ema_is_counted_only_where_there_is_one() -> None:
+    assert all(parts["ema"] == 0 for parts in states(ema=False).values())
+
+
+@pytest.mark.parametrize(("name", "expected"), [("adamw", 2), ("lamb", 2), ("sgd", 1), ("lion", 1)])
+def test_optimisers_remember_what_is_assumed(name: str, expected: int) -> None:
+    assert optimiser_moments(name) == expected
+
+
+def test_sgd_without_momentum_remembers_nothing() -> None:
+    assert optimiser_moments("sgd", momentum=0.0) == 0
+
+
+def test_fp32_on_one_process_is_what_torch_allocates() -> None:
+    model = create_model("vit_mu")
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.rand(1, 3, 32, 32)).sum().backward()
+    optimizer.step()
+    params = list(model.parameters())
+    moments = [t for state in optimizer.state.values() for t in state.values() if t.ndim]
+    parts = states(params=sum(p.numel() for p in params), gpus=1, precision="fp32")["ddp"]
+    assert parts["weights"] == sum(p.nbytes for p in params)
+    assert parts["gradients"] == sum(p.grad.nbytes for p in params if p.grad is not None)
+    assert parts["optimiser"] == sum(t.nbytes for t in moments)

@@ -1,0 +1,65 @@
+"""Freed memory that is kept."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+FAULTS = """
+import resource, sys
+import numpy as np
+from vit_scale.kernels.malloc import keep_freed_memory
+
+size, of_any_size = int(sys.argv[1]), sys.argv[2] == "True"
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(50):
+        [np.ones(size, np.uint8) for _ in range(6)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+before = faults()
+assert keep_freed_memory(of_any_size=not of_any_size)
+assert keep_freed_memory(of_any_size=of_any_size)  # The last word counts.
+faults()
+print(before, faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
+@pytest.mark.parametrize(("size", "of_any_size"), [(300_000, False), (300_000, True), (40_000_000, True)])
+def test_arrays_take_the_pages_of_those_before(size: int, of_any_size: bool) -> None:
+    command = [sys.executable, "-c", FAULTS, str(size), str(of_any_size)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    before, after = map(int, done.stdout.split())
+    assert after < 100
+    assert before > 10 * after
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
+def test_larger_blocks_than_32_mb_go_back_where_that_was_not_asked_for() -> None:
+    command = [sys.executable, "-c", FAULTS, "40000000", "False"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    before, after = map(int, done.stdout.split())
+    assert after > before / 2
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
+def test_other_threads_still_get_blocks_larger_than_their_share_of_the_heap() -> None:
+    code = """
+import threading
+import numpy as np
+from vit_scale.kernels.malloc import keep_freed_memory
+
+assert keep_freed_memory(of_any_size=True)
+sums = []
+threads = [threading.Thread(target=lambda: sums.append(int(np.ones(200_000_000, np.uint8).sum()))) for _ in range(3)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(sums)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == str([200_000_000] * 3)

@@ -1,0 +1,155 @@
+"""Clipping equals torch's, and nothing non-finite reaches weights or optimiser."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from vit_scale.config import OptimConfig
+from vit_scale.strategies.ema import Ema
+from vit_scale.strategies.guarded_step import _undoable_step, apply_update
+from vit_scale.strategies.shards import Replicated
+from vit_scale.train.loop import Meter
+from vit_scale.train.optim.optimizer import build_optimizer, parameter_groups, set_learning_rate
+from vit_scale.train.state import TrainState
+
+ACCELERATOR = SimpleNamespace(scaler=None, distributed_type=SimpleNamespace(value="NO"))
+
+
+class Model(nn.Linear):
+    def no_weight_decay(self) -> set[str]:
+        return set()
+
+
+def state_of(model: nn.Module, **options: object) -> TrainState:
+    optimizer = build_optimizer(model, OptimConfig(**options))  # type: ignore[arg-type]
+    return TrainState(model, model, optimizer, Replicated(model, optimizer, rank=0, world=1))  # type: ignore[arg-type]
+
+
+def backward(model: nn.Module, scale: float = 1.0) -> None:
+    torch.manual_seed(1)
+    (scale * model(torch.randn(4, 3)).square().sum()).backward()
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "lamb"])
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_clipped_update_equals_torch_clipping(name: str, scale: float) -> None:
+    torch.manual_seed(0)
+    model = Model(3, 2)
+    twin = copy.deepcopy(model)
+    state = state_of(model, name=name, clip_norm=1.0, lr=0.1)
+    reference = build_optimizer(twin, OptimConfig(name=name, lr=0.1))
+    for _ in range(3):
+        backward(model, scale)
+        norm = apply_update(state, ACCELERATOR, 1.0)  # type: ignore[arg-type]
+        backward(twin, scale)
+        theirs = torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
+        reference.step()
+        reference.zero_grad()
+        torch.testing.assert_close(norm, theirs)
+        torch.testing.assert_close(model.weight, twin.weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "lamb"])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_non_finite_gradient_changes_nothing_and_is_counted(name: str, poison: float) -> None:
+    model = Model(3, 2)
+    state = state_of(model, name=name, lr=0.1)
+    backward(model)
+    apply_update(state, ACCELERATOR, 1.0)  # type: ignore[arg-type]
+    before = copy.deepcopy((model.state_dict(), state.optimizer.state_dict()["state"]))
+    for expected in (1, 2):
+        backward(model)
+        model.weight.grad[0, 0] = poison
+        apply_update(state, ACCELERATOR, 1.0)  # type: ignore[arg-type]
+        assert (state.bad_steps.item(), state.bad_in_a_row.item()) == (expected, expected)
+    after = (model.state_dict(), state.optimizer.state_dict()["state"])
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    backward(model)
+    apply_update(state, ACCELERATOR, 1.0)  # type: ignore[arg-type]
+    assert (state.bad_steps.item(), state.bad_in_a_row.item()) == (2, 0)
+    assert not torch.equal(model.weight, before[0]["weight"])
+    assert model.weight.isfinite().all()
+
+
+@pytest.mark.parametrize("good", [True, False])
+@pytest.mark.parametrize("name", ["sgd", "lamb", "lion"])
+def test_update_that_a_gpu_undoes_by_itself_equals_asking_first(name: str, good: bool) -> None:
+    model = Model(3, 2)
+    asked, undone = state_of(model, name=name), state_of(copy.deepcopy(model), name=name)
+    for state in (asked, undone):
+        backward(state.model)
+        apply_update(state, ACCELERATOR, 1.0)  # type: ignore[arg-type]
+        backward(state.model)
+    grads = [p.grad for p in undone.model.parameters()]
+    if good:
+        asked.optimizer.step()
+    else:
+        grads[0][0, 0] = float("nan")  # type: ignore[index]
+    _undoable_step(undone.optimizer, grads, torch.tensor(good))  # type: ignore[arg-type]
+    for ours, theirs in zip(asked.optimizer.state.values(), undone.optimizer.state.values(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    torch.testing.assert_close(asked.model.state_dict(), undone.model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "lion"])
+def test_update_on_a_gpu_never_asks_it_for_a_number(name: str) -> None:
+    """Fake tensors have a device and no content: to read one, as a host synchronisation would, is an error."""
+    with FakeTensorMode():
+        model = Model(3, 2, device="cuda")
+        state = state_of(model, name=name)
+        state.bad_steps, state.bad_in_a_row = (torch.zeros((), device="cuda") for _ in range(2))
+        state.ema = Ema(state.shards, 0.9, warmup=True)
+        run = SimpleNamespace(flops_of=lambda step: 0.0, state=SimpleNamespace(step=1))
+        meter = Meter(run)  # type: ignore[arg-type]
+        for step in range(3):
+            for p in model.parameters():
+                p.grad = torch.zeros_like(p)
+            norm = apply_update(state, ACCELERATOR, 1.0)  # type: ignore[arg-type]
+            state.ema.update(step)
+            meter.add(norm, norm)
+        assert norm.device.type == "cuda"
+        with pytest.raises(DataDependentOutputException):
+            norm.item()
+
+
+def test_vectors_and_named_parameters_are_not_decayed() -> None:
+    import vit_scale
+
+    model = vit_scale.create_model("vit_mu", layer_scale=1e-4)
+    names = {p: n for n, p in model.named_parameters()}
+    groups = parameter_groups(model, OptimConfig(weight_decay=0.3))
+    undecayed = {names[p] for g in groups if g["weight_decay"] == 0 for p in g["params"]}
+    assert {"cls_token", "pos_embed", "blocks.0.ls1.gamma", "blocks.0.norm1.weight", "head.bias"} <= undecayed
+    assert {"blocks.0.attn.qkv.weight", "head.weight", "patch_embed.proj.weight"}.isdisjoint(undecayed)
+    assert sum(len(g["params"]) for g in groups) == len(names)
+
+
+def test_layer_decay_falls_from_head_to_patches() -> None:
+    import vit_scale
+
+    model = vit_scale.create_model("vit_mu", layer_scale=1e-4)
+    names = {p: n for n, p in model.named_parameters()}
+    groups = parameter_groups(model, OptimConfig(layer_decay=0.5))
+    scale = {names[p]: g["lr_scale"] for g in groups for p in g["params"]}
+    assert scale["head.weight"] == 1.0
+    assert scale["blocks.1.ls1.gamma"] == 2 * scale["blocks.0.ls1.gamma"]
+    assert scale["blocks.0.attn.qkv.weight"] == 2 * scale["patch_embed.proj.weight"]
+    assert scale["cls_token"] == scale["pos_embed"] == scale["patch_embed.proj.weight"]
+
+
+def test_set_learning_rate_honours_the_scale_of_each_group() -> None:
+    optimizer = torch.optim.SGD(
+        [
+            {"params": [nn.Parameter(torch.zeros(1))], "lr_scale": 1.0},
+            {"params": [nn.Parameter(torch.zeros(1))], "lr_scale": 0.25},
+        ],
+        lr=1.0,
+    )
+    set_learning_rate(optimizer, 0.4)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.4, 0.1]

@@ -1,0 +1,223 @@
+"""DeepSpeed's settings: from the recipe, with what the launcher adds; and offloading, on two processes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from vit_scale.config import Config
+from vit_scale.cost.memory import ZERO_REDUCE_BUCKET
+from vit_scale.errors import UserError
+from vit_scale.recipe import load_recipe
+from vit_scale.schedule import Plan
+from vit_scale.strategies.strategy import launcher_note, make_accelerator, resolve_strategy
+from vit_scale.strategies.zero_settings import check_engine, deepspeed_settings, launcher_settings
+
+LaunchProcesses = Callable[..., list[subprocess.CompletedProcess]]
+PLAN = Plan(
+    train_images=1000,
+    steps=10,
+    warmup_steps=0,
+    global_batch=32,
+    micro_batch=8,
+    accumulation=2,
+    processes=2,
+    eval_batch=8,
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`accelerate launch --use_deepspeed --deepspeed_config_file FILE`."""
+    path = tmp_path / "deepspeed.json"
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(path))
+    return path
+
+
+def config_of(root: Path, *options: str) -> Config:
+    return load_recipe(str(root / "recipes/debug.yaml"), ["batch.micro=8", "optim.clip_norm=0.5", *options])
+
+
+# ------------------------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_settings_follow_from_the_recipe(root: Path, stage: int, precision: str) -> None:
+    settings = deepspeed_settings(config_of(root), PLAN, f"zero{stage}", precision, params=1000)
+    assert settings["train_batch_size"] == 32
+    assert settings["train_micro_batch_size_per_gpu"] == 8
+    assert settings["gradient_accumulation_steps"] == 2
+    assert settings["gradient_clipping"] == 0.5
+    assert settings["zero_optimization"]["stage"] == stage
+    assert [p for p in ("bf16", "fp16") if settings[p]["enabled"]] == [p for p in ("bf16", "fp16") if p == precision]
+
+
+def test_buckets_are_no_larger_than_the_model(root: Path) -> None:
+    for params, expected in [(1000, 1000), (10**10, ZERO_REDUCE_BUCKET)]:
+        zero = deepspeed_settings(config_of(root), PLAN, "zero2", "fp32", params=params)["zero_optimization"]
+        assert zero["reduce_bucket_size"] == zero["allgather_bucket_size"] == expected
+
+
+@pytest.mark.parametrize(
+    ("strategy", "offload", "parts"),
+    [
+        ("zero1", "none", set()),
+        ("zero2", "optimizer", {"offload_optimizer"}),
+        ("zero3", "params", {"offload_optimizer", "offload_param"}),
+    ],
+)
+def test_offload_is_an_option(root: Path, strategy: str, offload: str, parts: set[str]) -> None:
+    settings = deepspeed_settings(config_of(root, f"parallel.offload={offload}"), PLAN, strategy, "fp32")
+    zero = settings["zero_optimization"]
+    assert {key for key in zero if key.startswith("offload")} == parts
+    assert all(zero[part]["device"] == "cpu" for part in parts)
+
+
+@pytest.mark.parametrize(("strategy", "offload"), [("ddp", "optimizer"), ("single", "params"), ("zero2", "params")])
+def test_offload_that_a_strategy_cannot_do_is_refused(root: Path, strategy: str, offload: str) -> None:
+    with pytest.raises(UserError, match=r"parallel\.offload.*zero3"):
+        make_accelerator(config_of(root, f"parallel.offload={offload}"), PLAN, strategy, "fp32")
+
+
+def test_an_engine_that_disagrees_is_refused_by_name(root: Path) -> None:
+    engine = SimpleNamespace(
+        train_batch_size=lambda: 32,
+        train_micro_batch_size_per_gpu=lambda: 8,
+        gradient_accumulation_steps=lambda: 4,
+        gradient_clipping=lambda: 1.0,
+    )
+    with pytest.raises(UserError, match=r"accumulation = 2, but 4 .* optim\.clip_norm = 0\.5, but 1\.0"):
+        check_engine(engine, config_of(root), PLAN)
+
+
+# ------------------------------------------------------------------------------------------------------- launcher
+
+
+def test_flags_of_the_launcher_are_followed_where_the_recipe_says_auto(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    assert resolve_strategy("auto") == ("zero2", None), "accelerate's default"
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "cpu")
+    assert resolve_strategy("auto") == ("zero3", None)
+    settings = deepspeed_settings(config_of(root), PLAN, "zero3", "fp32")
+    assert settings["zero_optimization"]["offload_param"]["device"] == "cpu"
+    assert launcher_note(config_of(root), PLAN, "zero3", "fp32") is None
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "0")
+    assert resolve_strategy("auto") == ("single", None)
+
+
+def test_file_of_the_launcher_is_kept_but_for_what_the_recipe_decides(root: Path, file: Path) -> None:
+    zero = {"stage": 3, "reduce_bucket_size": 77, "overlap_comm": False, "stage3_prefetch_bucket_size": "auto"}
+    said = {
+        "train_batch_size": 64,
+        "gradient_clipping": "auto",
+        "bf16": {"enabled": True},
+        "wall_clock_breakdown": True,
+    }
+    file.write_text(json.dumps({"zero_optimization": zero, "optimizer": {"type": "AdamW"}, **said}))
+    assert resolve_strategy("auto")[0] == "zero3"
+    settings = deepspeed_settings(config_of(root), PLAN, "zero3", "fp32")
+    assert settings["zero_optimization"]["reduce_bucket_size"] == 77
+    assert settings["zero_optimization"]["overlap_comm"] is False
+    assert settings["wall_clock_breakdown"] is True
+    assert settings["train_batch_size"] == 32
+    assert settings["gradient_clipping"] == 0.5
+    assert not settings["bf16"]["enabled"]
+    assert "optimizer" not in settings
+    assert "auto" not in json.dumps(settings)
+
+
+def test_one_line_says_what_the_recipe_overrules(root: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text(json.dumps({"train_batch_size": 64, "gradient_clipping": 0.5, "zero_optimization": {"stage": 2}}))
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    note = launcher_note(config_of(root), PLAN, "zero2", "fp32")
+    assert note == (
+        "The launcher sets train_batch_size = 64 (recipe: 32), mixed_precision = fp16 (recipe: fp32): the recipe wins."
+    )
+    strategy, note = resolve_strategy("zero1")
+    assert strategy == "zero1"
+    assert note == "The launcher asks for zero2, the recipe for zero1: the recipe wins."
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read"),
+        ("{", "cannot be read"),
+        ("[]", "must be a JSON object"),
+        ('{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}', "nvme"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_the_users_mistake(file: Path, content: str | None, said: str) -> None:
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UserError, match=said):
+        launcher_settings()
+
+
+def test_fsdp_is_refused_unless_the_recipe_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(UserError, match=r"FSDP.*\n.*zero3"):
+        resolve_strategy("auto")
+    assert resolve_strategy("zero2")[1] == "The launcher asks for FSDP, the recipe for zero2: the recipe wins."
+
+
+# ----------------------------------------------------------------------------------------------- two processes
+
+OFFLOADS = ["zero2 optimizer", "zero3 params"]
+
+
+@pytest.fixture(scope="module")
+def offloaded(launch_processes: LaunchProcesses, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """DDP, and each kind of offloading whole and interrupted, in one launch that finds nothing compiled."""
+    top = tmp_path_factory.mktemp("offload")
+    common = ["track.wandb=disabled", "data.workers=0", "schedule.steps=8", "batch.micro=8", "run.eval_every=8"]
+
+    def job(folder: str, strategy: str, offload: str = "none", signal_at: int | None = None) -> dict:
+        chosen = [f"parallel.strategy={strategy}", f"parallel.offload={offload}", f"run.dir={top / folder}"]
+        return {"recipe": "recipes/debug.yaml", "options": [*common, *chosen], "signal_at": signal_at}
+
+    jobs = [job("ddp", "ddp")]
+    for name in OFFLOADS:
+        jobs += [job(name, *name.split()), job(f"{name} resumed", *name.split(), signal_at=2)]
+        jobs += [job(f"{name} resumed", *name.split())]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command = [*launcher, "tests/workers/train_many.py", json.dumps(jobs)]
+    (done,) = launch_processes(command, timeout=180, TORCH_EXTENSIONS_DIR=str(top / "compiled"))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    interrupted = re.findall(r"status \d \d 138\n", done.stdout)
+    assert len(interrupted) == 2 * len(OFFLOADS), "each kind was interrupted, on both processes"
+    return top
+
+
+def assert_same_weights(ours: Path, theirs: Path, tolerance: float) -> None:
+    for name in ("model", "model_ema"):
+        mine, other = (load_file(folder / f"{name}.safetensors") for folder in (ours, theirs))
+        torch.testing.assert_close(mine, other, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", OFFLOADS)
+def test_offloading_changes_nothing(offloaded: Path, name: str) -> None:
+    assert_same_weights(offloaded / name, offloaded / "ddp", 1e-6)
+
+
+@pytest.mark.parametrize("name", OFFLOADS)
+def test_resume_of_an_offloaded_run_is_bit_identical(offloaded: Path, name: str) -> None:
+    assert_same_weights(offloaded / f"{name} resumed", offloaded / name, 0.0)
+
+
+def test_deepspeed_compiles_nothing_on_a_cpu(offloaded: Path) -> None:
+    assert not (offloaded / "compiled").exists()

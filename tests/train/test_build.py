@@ -1,0 +1,45 @@
+"""Building a run."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from vit_scale.errors import UserError
+from vit_scale.models.weights.whitening import TOKEN_STD
+from vit_scale.recipe import load_recipe
+from vit_scale.train.build import build_run
+from vit_scale.train.loop import prepare
+
+OPTIONS = ["model.init=whitened", "track.wandb=disabled", "schedule.steps=4", "schedule.warmup_steps=0"]
+
+
+def test_whitened_patches_are_those_of_the_first_images_of_the_run(
+    tmp_path: Path, root: Path, fresh_accelerate: None
+) -> None:
+    options = [*OPTIONS, "augment.progressive=[[0,4],[0.5,8]]", f"run.dir={tmp_path}/run"]
+    run = build_run(load_recipe(root / "recipes/debug.yaml", options), "debug")
+    try:
+        images, _ = prepare(run, next(run.updates())[0], step=0)
+        with torch.no_grad():
+            tokens = run.state.model.patch_embed(images)  # type: ignore[operator]
+    finally:
+        run.close()
+    assert images.shape[-1] == 4
+    assert tokens.std().item() == pytest.approx(TOKEN_STD, rel=0.3)
+
+
+def test_whitening_needs_images_by_index(tmp_path: Path, root: Path) -> None:
+    source = tmp_path / "images"
+    for split, label in itertools.product(("train", "validation"), ("a", "b")):
+        (source / split / label).mkdir(parents=True)
+        for i in range(4):
+            Image.new("L", (8, 8), 40 * i).save(source / split / label / f"{i}.png")
+    options = [*OPTIONS, f"data.source={source}", "data.streaming=true", f"run.dir={tmp_path}/run"]
+    with pytest.raises(UserError, match="model.init = 'whitened'.*streaming"):
+        build_run(load_recipe(root / "recipes/debug.yaml", options), "debug")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,167 @@
+"""Memory that the forward pass keeps for the backward pass, in bytes for each image.
+
+For our own models by closed form, from what each operation saves for its gradient. With N tokens of width d, an MLP
+of width h, b bytes a number in the compute precision and a residual stream in fp32 (which autocast keeps), a block of
+the plain kind saves
+
+    norms      2 x (4 N d + 8 N)         the stream in front of both norms; mean and deviation of each token
+    attention  b (1 + 3 + 1) N d + 4NH   input; queries, keys, values; output; the log-sum of each row and head
+    mlp        b (N d + 2 N h)           input; the hidden layer before and after GELU
+
+The attention matrix itself (N x N) is kept by the kernels `math` and `explicit` only. Weights in half precision,
+which autocast keeps as well, do not grow with the batch; `memory.py` counts them. Dropout's masks have one
+byte an element. Where the head reads the class token only, the last block keeps its input, its keys and values, and
+the rest for that token alone. Gradients of activations are not counted: they live for one block at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from vit_scale.cost.closed_form import (
+    Checkpointing,
+    computed_share,
+    computed_tokens,
+    recomputed_blocks,
+    training_tokens,
+)
+from vit_scale.cost.meta import twin
+from vit_scale.models.drop_path import drop_path_rates
+from vit_scale.models.variants import Variant
+
+Precision = Literal["fp32", "bf16", "fp16"]
+_STREAM_BYTES = 4
+_STATS_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes for each image."""
+
+    by_part: dict[str, int]
+    """Kept from the forward to the backward pass; under checkpointing, `block_inputs` stand for whole blocks."""
+    recomputed: int = 0
+    """The largest block that is recomputed in the backward pass, which joins what is kept."""
+
+    @property
+    def total(self) -> int:
+        """The peak."""
+        return sum(self.by_part.values()) + self.recomputed
+
+
+def vit_activations(
+    variant: Variant,
+    *,
+    precision: Precision = "bf16",
+    drop_path: float = 0.0,
+    drop_path_schedule: Literal["linear", "uniform"] = "linear",
+    drop_path_mode: Literal["skip", "mask"] = "skip",
+    patch_dropout: float = 0.0,
+    activation_checkpointing: Checkpointing = "none",
+    attention: str = "auto",
+) -> Activations:
+    """What one of our models keeps for each image, on average over large batches."""
+    tokens = training_tokens(variant, patch_dropout)
+    parts = _ends(variant, tokens, precision)
+    if patch_dropout:
+        parts["patch_dropout"] = _STREAM_BYTES * training_tokens(variant, 0.0) * variant.embed_dim + 8 * tokens
+    recomputed = 0
+    rates = drop_path_rates(drop_path, variant.depth, drop_path_schedule)
+    recomputes = recomputed_blocks(variant.depth, activation_checkpointing)
+    for rate, first, recompute in zip(rates, computed_tokens(variant), recomputes, strict=True):
+        block = _block(variant, tokens, first or tokens, precision, attention)
+        block = {part: round(size * computed_share(rate, drop_path_mode)) for part, size in block.items()}
+        if recompute:
+            recomputed = max(recomputed, sum(block.values()))
+            block = {"block_inputs": _STREAM_BYTES * tokens * variant.embed_dim}
+        for part, size in block.items():
+            parts[part] = parts.get(part, 0) + size
+    return Activations(parts, recomputed)
+
+
+def _block(variant: Variant, tokens: int, computed: int, precision: Precision, attention: str) -> dict[str, int]:
+    """Bytes that one block saves for an image whose branches are computed, for `computed` of its tokens."""
+    number = number_bytes(precision)
+    all_stream, stream = tokens * variant.embed_dim, computed * variant.embed_dim
+    row = computed * variant.num_heads
+    hidden = (2 if variant.mlp == "gelu" else 4) * computed * variant.mlp_width
+    parts = {
+        "norms": _STREAM_BYTES * (all_stream + stream) + _STATS_BYTES * (tokens + computed),
+        "attention": number * (3 * all_stream + 2 * stream) + 4 * row,
+        "mlp": number * (stream + hidden),
+    }
+    if variant.qk_norm or variant.pos_embed == "rope":
+        parts["attention"] += number * (all_stream + stream)  # queries and keys before and after
+    if variant.qk_norm:
+        parts["norms"] += _STATS_BYTES * (tokens + computed) * variant.num_heads
+    if attention in ("math", "explicit"):
+        # autocast computes softmax in fp32 and then makes a copy in half precision
+        parts["attention"] += row * tokens * (number if precision == "fp32" else number + 4)
+    if variant.layer_scale is not None:
+        parts["layer_scale"] = 2 * number * stream
+    if variant.dropout:
+        parts["dropout"] = 2 * stream + computed * variant.mlp_width
+    return parts
+
+
+def _ends(variant: Variant, tokens: int, precision: Precision) -> dict[str, int]:
+    """Bytes that are saved in front of the blocks and behind them."""
+    tokens = variant.head_tokens or tokens
+    stream = _STREAM_BYTES * tokens * variant.embed_dim
+    height, width = variant.img_size
+    parts = {"image": number_bytes(precision) * variant.in_chans * height * width, "head": 0}
+    if not variant.norm_after_pool:
+        parts["norms"] = stream + _STATS_BYTES * tokens
+    if variant.dropout:
+        parts["dropout"] = training_tokens(variant, 0.0) * variant.embed_dim
+    # In fp32 the class token that the head keeps is a view into all tokens.
+    if variant.pool == "max" or (variant.pool in ("cls", "tokens") and precision == "fp32"):
+        parts["head"] = stream
+    elif variant.pool == "tokens":
+        parts["head"] = stream // 2
+    return parts
+
+
+def number_bytes(precision: Precision) -> int:
+    """Bytes of a number in the precision that products are computed in."""
+    return 4 if precision == "fp32" else 2
+
+
+def measured_activations(
+    model: nn.Module, img_size: tuple[int, int], in_chans: int, precision: Precision = "bf16"
+) -> Activations:
+    """What any model saves for its backward pass, for each image: counted on tensors without memory.
+
+    The difference between three images and two leaves out what does not grow with the batch.
+    """
+    two, three = (saved_bytes(model, (images, in_chans, *img_size), precision) for images in (2, 3))
+    return Activations({"saved_tensors": three - two})
+
+
+def saved_bytes(model: nn.Module, shape: tuple[int, ...], precision: Precision) -> int:
+    """Bytes of all distinct storages that a forward pass in training mode saves, parameters and buffers aside.
+
+    fp16 stands in for itself as bf16, the one that autocast has on a CPU.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    saved: dict[int, torch.UntypedStorage] = {}
+    own: set[int] = set()
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            saved[storage._cdata] = storage  # held, so that no other storage can take its place
+        return tensor
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fake = twin(model, device="cpu").train()
+        own.update(t.untyped_storage()._cdata for t in (*fake.parameters(), *fake.buffers()))
+        hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+        with hooks, torch.autocast("cpu", torch.bfloat16, enabled=precision != "fp32"):
+            fake(torch.empty(shape))
+    return sum(storage.nbytes() for storage in saved.values())

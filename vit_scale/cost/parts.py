@@ -1,0 +1,53 @@
+"""Which part of a model a parameter or a module belongs to, by timm's names."""
+
+from __future__ import annotations
+
+import re
+
+from torch import nn
+
+from vit_scale.cost.meta import whole_shape
+
+PARAM_PARTS = ("patch", "tokens", "position", "attention", "mlp", "norms", "layer_scale", "head", "other")
+MAC_PARTS = ("patch", "attention_projections", "attention_products", "mlp", "head", "other")
+
+# The first pattern found in a parameter's or module's full name decides.
+_BY_NAME = (
+    ("layer_scale", re.compile(r"(^|\.)(gamma(_\d)?$|ls\d?(\.|$)|layer_scale)")),
+    ("position", re.compile(r"pos_embed|rel_pos|relative_position|rope|attention_bias")),
+    ("tokens", re.compile(r"(cls|dist|reg|mask)_token")),
+    ("patch", re.compile(r"^(patch_embed|conv_stem|stem)(\.|_|\d|$)")),
+    ("attention", re.compile(r"attn|attention|token_mixer")),
+    ("mlp", re.compile(r"(^|\.)(mlp|ffn)")),
+)
+
+
+def part_of_name(name: str, heads: tuple[str, ...]) -> str:
+    """One of PARAM_PARTS for the full name of a parameter or module; norms are told by their type instead."""
+    if any(name == head or name.startswith(head + ".") for head in heads):
+        return "head"
+    return next((part for part, pattern in _BY_NAME if pattern.search(name)), "other")
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether `module` is a normalisation layer of torch or timm."""
+    return "Norm" in type(module).__name__
+
+
+def head_names(model: nn.Module) -> tuple[str, ...]:
+    """Full names of the classifier's modules, which timm's models tell by `get_classifier()`."""
+    classifier = model.get_classifier() if hasattr(model, "get_classifier") else None  # type: ignore[operator]
+    heads = classifier if isinstance(classifier, (tuple, list)) else (classifier,)
+    found = tuple(name for name, module in model.named_modules() if name and any(module is head for head in heads))
+    return found or ("head", "head_dist")
+
+
+def params_by_part(model: nn.Module) -> dict[str, int]:
+    """Number of parameters in each of PARAM_PARTS."""
+    heads, modules = head_names(model), dict(model.named_modules())
+    counts = dict.fromkeys(PARAM_PARTS, 0)
+    for name, parameter in model.named_parameters():
+        owner = modules[name.rpartition(".")[0]]
+        part = "norms" if is_norm(owner) else part_of_name(name, heads)
+        counts[part] += whole_shape(parameter).numel()
+    return counts

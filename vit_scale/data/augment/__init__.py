@@ -1,0 +1,1 @@
+"""What happens to one image between the file and the model."""

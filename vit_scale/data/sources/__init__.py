@@ -1,0 +1,1 @@
+"""Where images come from: tables, folders, streams, embedded and synthetic data."""

@@ -1,0 +1,1 @@
+"""Initial weights, weights files, and fitting weights to a model."""

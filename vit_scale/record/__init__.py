@@ -1,0 +1,1 @@
+"""What a run writes and prints: metrics, summary, trackers, terminal output."""

@@ -1,0 +1,1 @@
+"""How work is spread over processes: one process, DDP and DeepSpeed ZeRO."""

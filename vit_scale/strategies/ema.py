@@ -1,0 +1,52 @@
+"""The moving average of the weights, 1/processes of a copy on each process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from vit_scale.schedule import ema_weight
+from vit_scale.strategies.shards import Piece, Pieces, Shards
+
+
+class Ema:
+    """A bias-corrected average in fp32 of the pieces that this process owns.
+
+    The weight of each update is a function of the step (`schedule.ema_weight`), so a resumed run needs the averaged
+    tensors and nothing else. Frozen parameters and buffers have no average; they are used as they are.
+    """
+
+    def __init__(self, shards: Shards, decay: float, warmup: bool) -> None:
+        self.decay, self.warmup = decay, warmup
+        self._shards = shards
+        self._owned = shards.weights(owned=True)
+        self._shadow = {name: piece.tensor.detach().float().clone() for name, piece in self._owned.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take in the weights after update `step`."""
+        weights = [piece.tensor.float() for piece in self._owned.values()]
+        torch._foreach_lerp_(list(self._shadow.values()), weights, ema_weight(step, self.decay, self.warmup))
+
+    def pieces(self) -> Pieces:
+        """The averaged pieces; writing to them changes the average."""
+        return {name: Piece(self._shadow[name], piece.start) for name, piece in self._owned.items()}
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within this context the model has the averaged weights; all processes must enter it."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for name, piece in self._owned.items():
+            raw = piece.tensor.clone()
+            piece.tensor.copy_(self._shadow[name])
+            self._shadow[name].copy_(raw)
+        self._shards.publish()

@@ -1,0 +1,194 @@
+"""DeepSpeed ZeRO: its settings, generated from the recipe, and what the launcher may add to them.
+
+The recipe owns strategy, batch, accumulation, clipping and precision. Whatever else the launcher says of DeepSpeed
+(`accelerate launch --use_deepspeed ...`, `--deepspeed_config_file FILE`) is kept: offloading, buckets, overlap.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vit_scale.config import Config
+from vit_scale.cost.memory import ZERO_REDUCE_BUCKET, zero_reduce_bucket
+from vit_scale.errors import UserError
+from vit_scale.recipe import merge
+
+if TYPE_CHECKING:
+    from vit_scale.schedule import Plan
+
+Settings = dict[str, Any]
+
+# accelerate's launcher hands its flags on in these variables.
+LAUNCHER_VARIABLES = {
+    "ACCELERATE_DEEPSPEED_ZERO_STAGE": "zero_optimization.stage",
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "zero_optimization.offload_optimizer.device",
+    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "zero_optimization.offload_param.device",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
+    "ACCELERATE_GRADIENT_CLIPPING": "gradient_clipping",
+}
+# Built by the recipe, so a second one in the launcher's file is left out.
+BUILT_BY_THE_RECIPE = ("optimizer", "scheduler")
+DEVICES_TO_OFFLOAD_TO = ("none", "cpu")
+
+
+def deepspeed_settings(
+    config: Config, plan: Plan, strategy: str, precision: str, *, params: int = ZERO_REDUCE_BUCKET
+) -> Settings:
+    """DeepSpeed's configuration for a model of `params` parameters."""
+    bucket = zero_reduce_bucket(params)
+    defaults = {
+        "zero_optimization": {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket},
+        # torch's fused AdamW works on the offloaded state as it is; DeepSpeed's own would be compiled first.
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+    }
+    launcher = launcher_settings()
+    for name in BUILT_BY_THE_RECIPE:
+        launcher.pop(name, None)
+    if strategy != "zero3":
+        launcher.get("zero_optimization", {}).pop("offload_param", None)
+    return merge(merge(defaults, launcher), _recipe_settings(config, plan, strategy, precision))
+
+
+def _recipe_settings(config: Config, plan: Plan, strategy: str, precision: str) -> Settings:
+    """What the recipe decides."""
+    return {
+        "train_batch_size": plan.global_batch,
+        "train_micro_batch_size_per_gpu": plan.micro_batch,
+        "gradient_accumulation_steps": plan.accumulation,
+        "gradient_clipping": config.optim.clip_norm,
+        "zero_optimization": {"stage": int(strategy[-1])} | _offload_settings(config.parallel.offload),
+        "bf16": {"enabled": precision == "bf16"},
+        "fp16": {"enabled": precision == "fp16"},
+    }
+
+
+def _offload_settings(offload: str) -> Settings:
+    if offload == "none":  # the launcher may still ask for it
+        return {}
+    to_cpu = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    return {"offload_optimizer": to_cpu} | ({"offload_param": to_cpu} if offload == "params" else {})
+
+
+def check_offload(offload: str, strategy: str) -> None:
+    """Raise `UserError` for offloading that `strategy` cannot do."""
+    needed = {"none": "", "optimizer": "zero", "params": "zero3"}[offload]
+    if not strategy.startswith(needed):
+        stages = "zero3" if needed == "zero3" else "zero1, zero2 or zero3"
+        raise UserError(
+            f"parallel.offload = {offload!r}: the strategy is {strategy!r}, which cannot do that; "
+            f"set parallel.strategy to {stages}"
+        )
+
+
+# ---------------------------------------------------------------------------------------------------- the launcher
+
+
+def launcher_settings() -> Settings:
+    """What the launcher's flags and its DeepSpeed file say; what they leave to `auto` is left out."""
+    flags: Settings = {}
+    for variable, key in LAUNCHER_VARIABLES.items():
+        if (value := os.environ.get(variable)) is not None:
+            flags = merge(flags, _nested(key, _number_or_word(value)))
+    path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+    settings = merge(flags, _without_auto(_read_file(path)) if path != "none" else {})
+    for part in ("offload_optimizer", "offload_param"):
+        device = settings.get("zero_optimization", {}).get(part, {}).get("device", "none")
+        if device not in DEVICES_TO_OFFLOAD_TO:
+            raise UserError(f"The launcher's {part} to {device!r}: checkpoints need it to be one of none, cpu")
+    return settings
+
+
+def launcher_stage() -> int:
+    """The ZeRO stage that the launcher asks for, given that it asks for DeepSpeed; accelerate's default is 2."""
+    stage = launcher_settings().get("zero_optimization", {}).get("stage", 2)
+    if stage not in (0, 1, 2, 3):
+        raise UserError(f"The launcher's ZeRO stage {stage!r}: must be one of 0, 1, 2, 3")
+    return stage
+
+
+def overruled_settings(config: Config, plan: Plan, strategy: str, precision: str) -> list[str]:
+    """`key = value (recipe: value)` for each setting of the launcher that gives way to the recipe; not the stage."""
+    launcher = _flat(launcher_settings())
+    recipe = _flat(_recipe_settings(config, plan, strategy, precision))
+    if config.batch.micro == "auto":
+        recipe |= dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto")
+    recipe.pop("zero_optimization.stage")
+    overruled = [
+        f"{key} = {launcher[key]} (recipe: {value})"
+        for key, value in recipe.items()
+        if key in launcher and launcher[key] != value
+    ]
+    return overruled + [f"its {name}" for name in BUILT_BY_THE_RECIPE if any(k.startswith(name) for k in launcher)]
+
+
+def _read_file(path: str) -> Settings:
+    try:
+        settings = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"The launcher's DeepSpeed file {path} cannot be read: {error}") from None
+    if not isinstance(settings, dict):
+        raise UserError(f"The launcher's DeepSpeed file {path}: must be a JSON object")
+    return settings
+
+
+def _number_or_word(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _nested(key: str, value: Any) -> Settings:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def _flat(settings: Settings, prefix: str = "") -> Settings:
+    flat: Settings = {}
+    for key, value in settings.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _without_auto(settings: Settings) -> Settings:
+    kept = {k: _without_auto(v) if isinstance(v, dict) else v for k, v in settings.items()}
+    return {key: value for key, value in kept.items() if value != "auto"}
+
+
+# --------------------------------------------------------------------------------------------------------- DeepSpeed
+
+
+def import_deepspeed() -> Any:
+    """DeepSpeed, kept from guessing, from compiling what training never calls, and from talking."""
+    on_cpu = not torch.cuda.is_available()
+    if on_cpu:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    if on_cpu:
+        # Else every first run on a machine compiles shared-memory collectives for minutes; only inference uses them.
+        deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
+    return deepspeed
+
+
+def check_engine(engine: Any, config: Config, plan: Plan) -> None:
+    """Raise `UserError` where the engine that DeepSpeed built does not do what the plan says."""
+    pairs = {
+        "batch.global": (plan.global_batch, engine.train_batch_size()),
+        "batch.micro": (plan.micro_batch, engine.train_micro_batch_size_per_gpu()),
+        "accumulation": (plan.accumulation, engine.gradient_accumulation_steps()),
+        "optim.clip_norm": (config.optim.clip_norm, engine.gradient_clipping()),
+    }
+    wrong = [f"{name} = {ours}, but {theirs} in DeepSpeed" for name, (ours, theirs) in pairs.items() if ours != theirs]
+    if wrong:
+        raise UserError(f"DeepSpeed's engine disagrees with the recipe: {'; '.join(wrong)}")

@@ -1,0 +1,62 @@
+"""Pictures of a run: the first augmented batch, the worst mistakes, where the model looks."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vit_scale.data.image_grid import caption, draw_grid, to_pictures
+from vit_scale.tasks.classify.analysis import Mistake
+
+MOST_IN_BATCH = 16
+_NAME = 20
+
+# From dark violet over red to yellow, as strength goes from 0 to 1.
+_COLORS = np.array([[20, 10, 60], [130, 30, 110], [225, 80, 55], [250, 230, 90]], dtype=np.float32)
+
+
+def batch_picture(images: torch.Tensor, targets: torch.Tensor, normalization: tuple, names: list[str]) -> Image.Image:
+    """Normalised, mixed images with the classes and weights of their targets."""
+    mean, std = normalization
+    pictures = to_pictures(images.float().cpu(), mean, std)
+    return draw_grid(pictures, [caption(target, names) for target in targets.cpu()])
+
+
+def mistakes_picture(mistakes: list[Mistake], names: list[str]) -> Image.Image:
+    """What was wrong, the worst first: the true class, then the predicted one and its probability."""
+    captions = [
+        f"is {class_name(m.label, names)}\nsaid {class_name(m.predicted, names)}: {m.probability:.2f}" for m in mistakes
+    ]
+    return draw_grid(uint8_pictures(torch.stack([mistake.image for mistake in mistakes])), captions)
+
+
+def attention_picture(
+    images: torch.Tensor, maps: torch.Tensor, labels: list[int], names: list[str], tile: int = 168
+) -> Image.Image:
+    """Each image, and beside it the same one under its map; maps are [B, rows, columns]."""
+    pictures, captions = [], []
+    for picture, strength, label in zip(uint8_pictures(images), maps.float().cpu(), labels, strict=True):
+        large = picture.resize((tile, tile * picture.height // picture.width), Image.Resampling.NEAREST)
+        pictures += [large, _overlay(large, strength)]
+        captions += [class_name(label, names), "attention"]
+    return draw_grid(pictures, captions, columns=4)
+
+
+def _overlay(picture: Image.Image, strength: torch.Tensor) -> Image.Image:
+    """`picture` under a heat map from the least to the most attended patch."""
+    low, high = strength.min(), strength.max()
+    levels = ((strength - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8).numpy()
+    smooth = np.asarray(Image.fromarray(levels).resize(picture.size, Image.Resampling.BILINEAR), dtype=np.float32)
+    heights = np.linspace(0, 255, len(_COLORS))
+    heat = np.stack([np.interp(smooth, heights, channel) for channel in _COLORS.T], axis=-1)
+    return Image.blend(picture.convert("L").convert("RGB"), Image.fromarray(heat.astype(np.uint8)), 0.55)
+
+
+def uint8_pictures(images: torch.Tensor) -> list[Image.Image]:
+    """Pictures of uint8 images [B, C, H, W]."""
+    return to_pictures(images / 255, (0.0,), (1.0,))
+
+
+def class_name(index: int, names: list[str]) -> str:
+    return (names[index] if index < len(names) else str(index))[:_NAME]
