@@ -59,8 +59,8 @@ def our_batches(source: Any, size: int, args: argparse.Namespace) -> Iterator[to
         std=STD,
         held=1,
     )
-    normalize = Normalize(MEAN, STD, reuse=True)
-    return (normalize(batch.images) for batch in loader)
+    normalize, out = Normalize(MEAN, STD), torch.empty(args.batch, 3, size, size)
+    return (normalize(batch.images, out=out) for batch in loader)
 
 
 def timm_batches(folder: str, size: int, args: argparse.Namespace) -> Iterator[torch.Tensor]:

@@ -43,7 +43,7 @@ def main() -> None:
 
 def take_updates(run: Run) -> None:
     """Updates as the loop takes them, on the first batches of the run."""
-    batches = next(run.updates())
+    batches = next(run.steps())
     for _ in range(UPDATES):
         update(run, batches)
         run.state.step += 1

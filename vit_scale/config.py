@@ -33,6 +33,14 @@ Strategy = Literal["ddp", "zero1", "zero2", "zero3"]
 
 
 @dataclass(config=_TREE, frozen=True, kw_only=True)
+class TaskConfig:
+    """What is learned."""
+
+    name: Literal["classify"] = "classify"
+    """`classify`: one label per image."""
+
+
+@dataclass(config=_TREE, frozen=True, kw_only=True)
 class ModelConfig:
     """What is trained. Every field but `name` changes the variant that `name` picks; null keeps the variant's own."""
 
@@ -350,6 +358,8 @@ def _section(section: type) -> object:
 class Config:
     """All options of a run."""
 
+    task: TaskConfig = _section(TaskConfig)  # type: ignore[assignment]
+    """What is learned."""
     model: ModelConfig = _section(ModelConfig)  # type: ignore[assignment]
     """What is trained."""
     data: DataConfig = _section(DataConfig)  # type: ignore[assignment]

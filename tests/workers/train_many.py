@@ -19,13 +19,18 @@ from vit_scale.errors import UserError
 from vit_scale.kernels import cpu
 from vit_scale.recipe import load_recipe
 from vit_scale.strategies.processes import close_processes
+from vit_scale.tasks.classify.classification import Classification
 from vit_scale.train import loop
 from vit_scale.train.run_recipe import run_recipe
 
 RANK = int(os.environ.get("RANK", "0"))
 LAST = int(os.environ.get("WORLD_SIZE", "1")) - 1 == RANK
 cpu.WORTHWHILE_MACS = cpu.WORTHWHILE_ELEMENTS = 0  # Small models are computed here in the way of large ones.
-UPDATE, LOSS = loop.update, loop.classification_loss
+UPDATE, LOSS = loop.update, Classification.loss
+
+
+def poisoned_loss(task, outputs, inputs):  # type: ignore[no-untyped-def]
+    return {"loss": LOSS(task, outputs, inputs)["loss"] * float("nan")}
 
 
 def arrange(job: dict) -> None:
@@ -35,7 +40,7 @@ def arrange(job: dict) -> None:
         if LAST and run.state.step == job.get("signal_at"):
             os.kill(os.getpid(), signal.SIGUSR1)
         poisoned = LAST and run.state.step in (job.get("poison_at") or [])
-        loop.classification_loss = (lambda *a: LOSS(*a) * float("nan")) if poisoned else LOSS
+        Classification.loss = poisoned_loss if poisoned else LOSS
         return UPDATE(run, batches)
 
     loop.update = update

@@ -20,7 +20,7 @@ from vit_scale.errors import UserError
 from vit_scale.strategies.shards import Piece
 from vit_scale.train.state import TrainState
 
-META = {"step", "best_top1", "best_step", "bad_steps", "plan"}
+META = {"step", "best_step", "bad_steps", "plan"}
 """What resuming reads of meta.json."""
 
 # ----------------------------------------------------------------------------------------------------------- finding
@@ -112,7 +112,8 @@ def restore(state: TrainState, folder: Path) -> None:
                 _fill_from(piece, weights[name])
     state.shards.publish()
     meta = read_meta(folder)
-    state.step, state.best_top1, state.best_step = meta["step"], meta["best_top1"], meta["best_step"]
+    state.step, state.best_step = meta["step"], meta["best_step"]
+    state.best = meta.get("best", meta.get("best_top1"))  # its name in earlier versions
     state.bad_steps.fill_(meta["bad_steps"])
     if state.loss_scale is not None and meta.get("loss_scale"):
         state.loss_scale.restore(meta["loss_scale"])

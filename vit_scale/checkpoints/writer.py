@@ -232,7 +232,7 @@ def numbers(state: TrainState) -> dict[str, Any]:
     """The state that is not tensors."""
     return {
         "step": state.step,
-        "best_top1": state.best_top1,
+        "best": state.best,
         "best_step": state.best_step,
         "bad_steps": int(state.bad_steps.item()),
         "bad_in_a_row": int(state.bad_in_a_row.item()),

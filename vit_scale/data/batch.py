@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 
 class Sample(NamedTuple):
@@ -14,6 +16,30 @@ class Sample(NamedTuple):
     image: Any
     """The bytes of a file, the path of a file, or pixels [H, W] or [H, W, C]."""
     label: int
+
+
+class DataInfo(NamedTuple):
+    """All that a task knows of the data."""
+
+    images: int
+    in_chans: int
+    class_names: tuple[str, ...] = ()
+
+
+@dataclass
+class Batch:
+    """A micro-batch, in training and evaluation."""
+
+    images: torch.Tensor
+    """uint8 [m, C, H, W]"""
+    target: dict[str, Any]
+    positions: torch.Tensor
+    """int64 [m]: global position in training, index in evaluation, -1 for padding."""
+
+    @property
+    def real(self) -> torch.Tensor:
+        """False for padding."""
+        return self.positions >= 0
 
 
 class ImageSource(Protocol):

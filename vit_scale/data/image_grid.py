@@ -56,7 +56,7 @@ def preview(config: Config, step: int = 0, count: int = 16) -> Image.Image:
         patch_size=model.patch_size,
     )
     batch = next(iter(loader))
-    images, targets = mixing(Normalize(mean, std)(batch.images), batch.labels, step=step, offset=0)
+    images, targets = mixing(Normalize(mean, std)(batch.images), batch.target["label"], step=step, offset=0)
     captions = [caption(row, data.class_names) for row in targets]
     return draw_grid(to_pictures(images, mean, std), captions)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 
 from vit_scale.config import Config
 from vit_scale.cost.background_check import CheckAside
@@ -28,6 +29,7 @@ def run_recipe(config: Config, recipe: str) -> int:
     from vit_scale.train.loop import train
 
     run = None
+    started = time.perf_counter()
     try:
         rejoin_after_restart(config.parallel.timeout_seconds)
         run = build_run(config, recipe, check)
@@ -36,7 +38,7 @@ def run_recipe(config: Config, recipe: str) -> int:
             keep_freed_memory(of_any_size=True)
         status = train(run)
         if status == 0:
-            finish(run)
+            finish(run, time.perf_counter() - started)
         return status
     except RunFinished as message:
         if is_main_process():

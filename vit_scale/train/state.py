@@ -18,7 +18,7 @@ class TrainState:
     """What a checkpoint holds is all that the next step depends on.
 
     In a checkpoint: `step`, the weights and buffers, the optimiser's state and the EMA by parameter name,
-    `best_top1`, `best_step`, `bad_steps`, and in fp16 the loss scale.
+    `best`, `best_step`, `bad_steps`, and in fp16 the loss scale.
     Not in a checkpoint, because they are functions of (seed, step): learning rate, EMA decay, sample order,
     augmentation, mixing, and the random numbers of dropout and stochastic depth.
     """
@@ -35,7 +35,8 @@ class TrainState:
     """What images must be: half precision where DeepSpeed keeps the weights of the forward pass in it."""
     step: int = 0
     """Updates done; also the index of the next one."""
-    best_top1: float = -1.0
+    best: float | None = None
+    """Best value so far of the task's first metric."""
     best_step: int = 0
     bad_steps: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
     """Updates skipped because the gradient was not finite, counted on the device."""

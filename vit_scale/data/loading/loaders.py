@@ -17,13 +17,12 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from vit_scale.config import AugmentConfig, DataConfig
 from vit_scale.data.augment.transforms import EvalTransform, TrainTransform
-from vit_scale.data.batch import ImageSource
+from vit_scale.data.batch import Batch, ImageSource
 from vit_scale.data.images.unreadable import Problems
 from vit_scale.data.loading.batches import EvalBatches, Made, Reader, TrainBatches, TrainPlaces
 from vit_scale.data.loading.slots import PREFETCH, SlotRing
@@ -35,18 +34,6 @@ from vit_scale.kernels.malloc import keep_freed_memory
 
 _SMALL_IMAGE_BYTES = 8192
 _MAX_WORKERS = 16
-
-
-@dataclass
-class Batch:
-    """A micro batch of training."""
-
-    images: torch.Tensor
-    """uint8 [m, C, H, W], in pinned memory where there is a GPU."""
-    labels: torch.Tensor
-    """int64 [m]"""
-    positions: torch.Tensor
-    """int64 [m], global positions."""
 
 
 class TrainLoader:
@@ -107,7 +94,8 @@ class TrainLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         for made in self._workers:
-            yield Batch(made.take_images(self._held), torch.from_numpy(made.labels), torch.from_numpy(made.places))
+            label = {"label": torch.from_numpy(made.labels)}
+            yield Batch(made.take_images(self._held), label, torch.from_numpy(made.places))
 
     def close(self) -> None:
         """Stop the workers."""
@@ -149,10 +137,9 @@ class EvalLoader:
     def __len__(self) -> int:
         return len(self._workers)
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    def __iter__(self) -> Iterator[Batch]:
         for made in self._workers:
-            weights = torch.from_numpy((made.places >= 0).astype(np.float32))
-            yield made.take_images(), torch.from_numpy(made.labels), weights
+            yield Batch(made.take_images(), {"label": torch.from_numpy(made.labels)}, torch.from_numpy(made.places))
 
     def close(self) -> None:
         """Stop the workers."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vit_scale.config import DataConfig
-from vit_scale.data.batch import ImageSource, Sample
+from vit_scale.data.batch import DataInfo, ImageSource, Sample
 from vit_scale.data.images.decode import BrokenImage, count_channels
 from vit_scale.data.sources.columns import (
     ImageColumn,
@@ -85,6 +85,12 @@ class Data:
     in_chans: int
     description: str
     """One line for people: source, numbers of images and classes."""
+
+    @property
+    def info(self) -> DataInfo:
+        """What a task knows of the data."""
+        images = getattr(self.train, "length", None) if isinstance(self.train, StreamSource) else len(self.train)
+        return DataInfo(images or 0, self.in_chans, self.class_names)
 
 
 def open_data(config: DataConfig, *, seed: int) -> Data:

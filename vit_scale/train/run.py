@@ -1,0 +1,80 @@
+"""A run: everything that the loop needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from vit_scale.checkpoints.writer import CheckpointFolder
+from vit_scale.config import Config
+from vit_scale.cost.background_check import CheckAside
+from vit_scale.cost.training import StepCost
+from vit_scale.data.batch import Batch
+from vit_scale.data.loading.loaders import EvalLoader, TrainLoader
+from vit_scale.record.record import SilentRecord
+from vit_scale.schedule import Plan, learning_rate
+from vit_scale.tasks.task import Task
+from vit_scale.train.state import TrainState
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+@dataclass(frozen=True)
+class Loaders:
+    """Batches of this rank for training and evaluation."""
+
+    train: TrainLoader
+    val: EvalLoader
+
+    def problems(self) -> list[str]:
+        """Return what could not be read, for the user."""
+        return [text for loader in (self.train, self.val) if (text := loader.problems.summary())]
+
+    def close(self) -> None:
+        """Stop the data-loading workers."""
+        self.train.close()
+        self.val.close()
+
+
+@dataclass
+class Run:
+    """Only `state` changes from step to step."""
+
+    config: Config
+    plan: Plan
+    folder: Path
+    task: Task
+    accelerator: Accelerator
+    state: TrainState
+    loaders: Loaders
+    checkpoints: CheckpointFolder
+    record: SilentRecord
+    """Writes on the main rank only."""
+    cost: StepCost
+    check: CheckAside | None
+    """The check against timm, on the main rank, in progress since the start."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.accelerator.device
+
+    def lr_at(self, step: int) -> float:
+        """Return the learning rate of a step."""
+        return learning_rate(self.config, self.plan).at(step)
+
+    def steps(self) -> Iterator[list[Batch]]:
+        """Yield the micro-batches of this rank, one list per remaining step."""
+        batches = iter(self.loaders.train)
+        for _ in range(self.state.step, self.plan.steps):
+            yield [next(batches) for _ in range(self.plan.accumulation)]
+
+    def close(self) -> None:
+        """Stop what runs next to the loop: data-loading workers and the checkpoint writer."""
+        self.record.terminal.stop()
+        self.loaders.close()
+        self.checkpoints.close()
