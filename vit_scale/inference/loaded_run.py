@@ -51,7 +51,13 @@ class LoadedRun:
         return self.class_names[index] if self.class_names else str(index)
 
 
-def load_run(path: str | Path, *, weights: Kind | None = None, overrides: Sequence[str] = ()) -> LoadedRun:
+def load_run(
+    path: str | Path,
+    *,
+    weights: Kind | None = None,
+    overrides: Sequence[str] = (),
+    task_type: type[Task] | None = None,
+) -> LoadedRun:
     """The model of a run, ready to use; also of one that is still going on.
 
         run = vit_scale.load_run("runs/digits")

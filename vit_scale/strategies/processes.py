@@ -67,3 +67,17 @@ def rejoin_after_restart(timeout_seconds: float) -> None:
         world_size=world,
         timeout=timeout,
     )
+
+
+def wait_for_all() -> None:
+    """Wait until every process has arrived here, if there are several."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def reset_accelerate() -> None:
+    """Forget accelerate's global state, so that another run of this process may choose another strategy."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()

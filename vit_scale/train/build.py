@@ -190,8 +190,9 @@ def _open_folder(config: Config, recipe: str, plan: Plan) -> Opened:
         step = reader.read_meta(found)["step"]
         if step >= plan.steps and (run_dir.is_finished(folder) or not run_dir.has_run(folder)):
             raise RunFinished(
+                folder,
                 f"The run in {folder} is finished: {step:,} of {plan.steps:,} steps are done.\n"
-                "A larger schedule goes on from there; run.resume=never starts it anew."
+                "A larger schedule goes on from there; run.resume=never starts it anew.",
             )
         notes.append(f"Going on from {found}, after step {step:,} of {plan.steps:,}.")
     return Opened(folder, found, notes)
@@ -199,6 +200,13 @@ def _open_folder(config: Config, recipe: str, plan: Plan) -> Opened:
 
 class RunFinished(Exception):
     """There is nothing left to do in the requested run directory; not an error."""
+
+    def __init__(self, folder: Path, message: str) -> None:
+        super().__init__(folder, message)
+        self.folder, self.message = folder, message
+
+    def __str__(self) -> str:
+        return self.message
 
 
 def _settle_micro_batch(
