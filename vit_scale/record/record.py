@@ -18,7 +18,6 @@ from torch import nn
 
 from vit_scale.checkpoints.run_dir import read_summary
 from vit_scale.config import Config
-from vit_scale.cost.background_check import CheckAside
 from vit_scale.errors import first_line
 from vit_scale.files import replacing, write_text
 from vit_scale.record.background import TrackerThread
@@ -40,8 +39,8 @@ class SilentRecord:
         self.terminal = terminal
         self.summary: dict[str, Any] = {}
 
-    def start_trackers(self, check: CheckAside | None, model: Any) -> None:
-        """Let trackers start, after the first step: their start would delay it. Logs the check against timm first."""
+    def start_trackers(self, timm_check: dict[str, Any] | None = None) -> None:
+        """Let trackers start, after the first step, which their start would delay; `timm_check` is logged first."""
 
     def wait_for_trackers(self) -> None:
         """Let trackers finish starting; to be called before processes are forked."""
@@ -99,13 +98,10 @@ class Record(SilentRecord):
         self._threads = [TrackerThread(tracker, terminal.info) for tracker in trackers]
         self._send("summarize", facts)
 
-    def start_trackers(self, check: CheckAside | None, model: Any) -> None:
-        first = []
-        if check is not None:
-            outcome = check.result(model.num_classes, model.in_chans)
-            self.terminal.info(f"timm check  {outcome.summary()}")
-            self.write_summary(timm_check=outcome.to_dict())
-            first = [("check", (outcome.to_dict(),))] if self._is_new else []
+    def start_trackers(self, timm_check: dict[str, Any] | None = None) -> None:
+        if timm_check is not None:
+            self.write_summary(timm_check=timm_check)
+        first = [("check", (timm_check,))] if timm_check is not None and self._is_new else []
         for thread in self._threads:
             thread.start(first)
 

@@ -14,6 +14,7 @@ import torch
 
 from vit_scale.data.batch import Batch
 from vit_scale.errors import UserError
+from vit_scale.models.interface import backbone_of
 from vit_scale.recipe import to_tree
 from vit_scale.record.record import RecordShow
 from vit_scale.strategies.guarded_step import apply_update
@@ -56,7 +57,12 @@ def train(run: Run) -> int:
 
 def after_first_step(run: Run, batch: Batch) -> None:
     """Do what the first step of a launch need not wait for: the check against timm, trackers, an image grid."""
-    run.record.start_trackers(run.check, run.state.model)
+    outcome = None
+    if run.check is not None:
+        model = backbone_of(run.state.model)
+        outcome = run.check.result(model.num_classes, model.in_chans)
+        run.record.terminal.info(f"timm check  {outcome.summary()}")
+    run.record.start_trackers(outcome and outcome.to_dict())
     if run.state.step == 1 and run.record.terminal.enabled and run.config.track.pictures != "never":
         run.task.show_batch(run.task.inputs(batch, step=0), RecordShow(run.record, run.state.model, step=1))
 
