@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from vit_scale.config import Config
+from vit_scale.cost.activations import Precision, number_bytes
 from vit_scale.cost.count import ModelCount, count_model
 from vit_scale.cost.hardware import Peak
 
@@ -44,6 +45,11 @@ def training_cost(parts: list[CostPart], config: Config, *, batch: int | None, s
     than the model's own.
     """
     return TrainingCost({part.label: _flops(part, config, batch, side) for part in parts})
+
+
+def frozen_bytes(parts: list[CostPart], precision: Precision) -> int:
+    """Return the bytes of parts that are only run, never trained, on every device."""
+    return sum(number_bytes(precision) * count_model(part.module).params for part in parts if not part.backward)
 
 
 def _flops(part: CostPart, config: Config, batch: int | None, side: int | None) -> float:

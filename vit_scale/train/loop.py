@@ -57,12 +57,13 @@ def train(run: Run) -> int:
 
 def after_first_step(run: Run, batch: Batch) -> None:
     """Do what the first step of a launch need not wait for: the check against timm, trackers, an image grid."""
-    outcome = None
+    timm_check = None
     if run.check is not None:
         model = backbone_of(run.state.model)
         outcome = run.check.result(model.num_classes, model.in_chans)
         run.record.terminal.info(f"timm check  {outcome.summary()}")
-    run.record.start_trackers(outcome and outcome.to_dict())
+        timm_check = outcome.to_dict()
+    run.record.start_trackers(timm_check)
     if run.state.step == 1 and run.record.terminal.enabled and run.config.track.pictures != "never":
         run.task.show_batch(run.task.inputs(batch, step=0), RecordShow(run.record, run.state.model, step=1))
 
