@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from vit_scale.checkpoints.run_weights import Kind, RunWeights, StateDict, find_run_weights
-from vit_scale.config import Config
+from vit_scale.config import Config, with_current_names
 from vit_scale.data.normalize import resolve_normalization
 from vit_scale.errors import UserError
 from vit_scale.inference.image_transform import ImageTransform
@@ -80,7 +80,7 @@ def build_loaded(
             f"{source}: not the weights of {config.model.name}, as far as can be told: its classifier is not among them"
         )
     # The kernel that a run was trained with need not be there where it is used.
-    options = replace(config.model, attention="auto")
+    options = replace(config.model, kernel="auto")
     model = cast(ImageModel, create_from_config(options, num_classes=classes, in_chans=channels or 3))
     report = fit_weights(model, state, source=source, grid=grid_of((trained_with or config).model))
     if report.initialised or report.skipped:
@@ -134,7 +134,7 @@ def _runs_nearby(path: Path) -> str:
 
 def _read_config(folder: Path, overrides: Sequence[str]) -> Config:
     if (folder / "meta.json").is_file():
-        return build_config(_read_record(folder)["config"], overrides)
+        return build_config(with_current_names(_read_record(folder)["config"]), overrides)
     return load_recipe(folder / "config.yaml", overrides)
 
 

@@ -141,7 +141,7 @@ def _activations(
     config: Config, model: nn.Module, count: ModelCount, precision: Precision, cost: dict[str, Any]
 ) -> Activations:
     if count.variant is not None:
-        return vit_activations(count.variant, precision=precision, attention=config.model.attention, **cost)
+        return vit_activations(count.variant, precision=precision, kernel=config.model.kernel, **cost)
     checkpointing = config.parallel.activation_checkpointing
     if checkpointing != "none":
         model.set_activation_checkpointing(checkpointing)  # type: ignore[operator]

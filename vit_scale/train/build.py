@@ -31,9 +31,10 @@ from vit_scale.data.sources.cache import with_cache
 from vit_scale.data.sources.streams import StreamSource
 from vit_scale.data.sources.table_source import Data, open_data
 from vit_scale.errors import UserError
+from vit_scale.kernels import accept_hooks
 from vit_scale.launcher import world_size
 from vit_scale.models import create_from_config
-from vit_scale.models.attention import check_attention_backend
+from vit_scale.models.attention import check_attention_kernel
 from vit_scale.models.interface import ImageModel
 from vit_scale.models.weights.load import load_weights
 from vit_scale.models.weights.whitening import whiten_patches
@@ -96,6 +97,8 @@ class Run:
     description: Description
     peak: Peak
     started: float
+    image_buffer: torch.Tensor | None = None
+    """Normalized images of the current micro-batch, on a CPU; the next micro-batch overwrites them."""
 
     @property
     def device(self) -> torch.device:
@@ -169,7 +172,7 @@ def build_run(config: Config, recipe: str, check: CheckAside | None = None) -> R
         accelerator=accelerator,
         state=state,
         lr=learning_rate(config, plan),
-        normalize=Normalize(mean, std, reuse=True).to(accelerator.device),
+        normalize=Normalize(mean, std).to(accelerator.device),
         normalization=(mean, std),
         mixing=_build_mixing(config, plan, model),
         progressive=progressive,
@@ -204,7 +207,7 @@ def _check_options(config: Config, strategy: str, device: torch.device) -> Preci
     parse_spec(config.augment)
     precision = resolve_precision(config.parallel.precision, device)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-    check_attention_backend(config.model.attention, device, dtype=dtype, bias=config.model.pos_embed == "relative")
+    check_attention_kernel(config.model.kernel, device, dtype=dtype, bias=config.model.pos_embed == "relative")
     torch.set_float32_matmul_precision("high" if config.parallel.tf32 else "highest")
     if torch.are_deterministic_algorithms_enabled() != config.parallel.deterministic:
         torch.use_deterministic_algorithms(config.parallel.deterministic)  # Imports the compiler: 1.5 s.
@@ -220,7 +223,7 @@ def _train_images(config: Config, data: Data) -> int:
 
 def _build_model(config: Config, data: Data) -> tuple[ImageModel, str | None]:
     torch.manual_seed(config.run.seed)
-    classes = config.model.num_classes or data.num_classes
+    classes = data.num_classes if config.model.num_classes is None else config.model.num_classes
     if classes < data.num_classes:
         raise UserError(f"model.num_classes = {classes}: the data has {data.num_classes} classes")
     created = create_from_config(config.model, num_classes=classes, in_chans=config.model.in_chans or data.in_chans)
@@ -293,7 +296,8 @@ def _build_state(config: Config, model: ImageModel, accelerator: Accelerator, st
     if config.parallel.compile:
         model.compile_blocks()
     model.set_activation_checkpointing(config.parallel.activation_checkpointing)
-    wrapped, optimizer = wrap(model, optimizer, accelerator)
+    with accept_hooks(model):
+        wrapped, optimizer = wrap(model, optimizer, accelerator)
     shards = make_shards(model, wrapped, optimizer, strategy)
     ema = Ema(shards, config.ema.decay, config.ema.warmup) if config.ema.decay else None
     zeros = [torch.zeros((), device=accelerator.device) for _ in range(2)]

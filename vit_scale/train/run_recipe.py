@@ -7,7 +7,7 @@ import sys
 
 from vit_scale.config import Config
 from vit_scale.cost.background_check import CheckAside
-from vit_scale.kernels.malloc import keep_freed_memory
+from vit_scale.kernels.malloc import retain_freed_memory
 from vit_scale.launcher import is_main_process
 
 
@@ -16,7 +16,7 @@ def run_recipe(config: Config, recipe: str) -> int:
     from vit_scale.launcher import silence_libraries
 
     silence_libraries()
-    keep_freed_memory()  # On a CPU every step would else fault in the pages of its activations anew.
+    retain_freed_memory()  # On a CPU every step would else fault in the pages of its activations anew.
     gc.disable()  # Until all is imported and built, of which nothing is garbage: a tenth of the start.
     # Beside the import of torch. Where that is over, a fork would take its threads' locks along and save no time.
     check = CheckAside(config.model, aside="torch" not in sys.modules) if is_main_process() else None
@@ -33,7 +33,7 @@ def run_recipe(config: Config, recipe: str) -> int:
         run = build_run(config, recipe, check)
         gc.enable()
         if run.device.type == "cpu":
-            keep_freed_memory(of_any_size=True)
+            retain_freed_memory(include_large=True)
         status = train(run)
         if status == 0:
             finish(run)
