@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vit_scale.config import AugmentConfig, DataConfig
 from vit_scale.data.loading.loaders import TrainLoader
-from vit_scale.data.normalize import NORMALIZATIONS, Normalize
+from vit_scale.data.normalize import NORMALIZATIONS, Normalize, buffer_for
 from vit_scale.data.sources.cache import with_cache
 from vit_scale.data.sources.table_source import Source
 
@@ -59,8 +59,15 @@ def our_batches(source: Any, size: int, args: argparse.Namespace) -> Iterator[to
         std=STD,
         held=1,
     )
-    normalize, out = Normalize(MEAN, STD), torch.empty(args.batch, 3, size, size)
-    return (normalize(batch.images, out=out) for batch in loader)
+    return normalized(loader)
+
+
+def normalized(loader: TrainLoader) -> Iterator[torch.Tensor]:
+    """Yield normalized images; each batch overwrites the one before."""
+    normalize, buffer = Normalize(MEAN, STD), None
+    for batch in loader:
+        buffer = buffer_for(batch.images, buffer)
+        yield normalize(batch.images, out=buffer)
 
 
 def timm_batches(folder: str, size: int, args: argparse.Namespace) -> Iterator[torch.Tensor]:

@@ -25,7 +25,7 @@ MAY_CHANGE = {
     "data.cache_dir",
     "augment.eval_crop",
     "augment.eval_interpolation",
-    "model.attention",
+    "model.kernel",
 }
 SECTIONS_THAT_MAY_CHANGE = ("parallel.", "run.", "track.")
 MAY_NOT_CHANGE = {"run.seed"}

@@ -34,10 +34,9 @@ class Normalize(torch.nn.Module):
         self.register_buffer("shift", -mean_C / std_C, persistent=False)
         self._factors = self.scale.tolist()
 
-    def forward(self, images: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Turn uint8 [B, C, H, W] into float32 of the same shape, written to `out` if it is given."""
-        if out is None:
-            out = torch.empty(images.shape, dtype=torch.float32, device=images.device)
+    def forward(self, images: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return uint8 [B, C, H, W] as normalized float32 of the same shape, written to `out` if given."""
+        out = torch.empty(images.shape, dtype=torch.float32, device=images.device) if out is None else out
         if images.device.type != "cpu":
             return out.copy_(images).mul_(self.scale[:, None, None]).add_(self.shift[:, None, None])
         # A few images at a time, so that they stay in the processor's cache from the first operation to the last.
@@ -47,6 +46,16 @@ class Normalize(torch.nn.Module):
             for out_BHW, factor, shift in zip(out_BCHW.unbind(1), self._factors, self.shift, strict=True):
                 torch.add(shift, out_BHW, alpha=factor, out=out_BHW)
         return out
+
+
+def buffer_for(images: torch.Tensor, buffer: torch.Tensor | None) -> torch.Tensor | None:
+    """Return an `out=` for these images: `buffer` if its shape fits, otherwise a new one; None on a GPU.
+
+    On a CPU the first use of new memory takes longer than normalizing the images.
+    """
+    if images.device.type != "cpu":
+        return None
+    return buffer if buffer is not None and buffer.shape == images.shape else torch.empty(images.shape)
 
 
 def resolve_normalization(config: DataConfig, model_name: str, in_chans: int) -> tuple[Values, Values]:

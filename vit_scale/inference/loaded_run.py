@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from vit_scale.checkpoints.run_weights import Kind, RunWeights, StateDict, find_run_weights
-from vit_scale.config import Config
+from vit_scale.config import Config, with_current_names
 from vit_scale.data.batch import DataInfo
 from vit_scale.errors import UserError
 from vit_scale.inference.image_transform import ImageTransform
@@ -91,7 +91,7 @@ def build_loaded(
     # A model may have more outputs than the data had classes (model.num_classes).
     all_names = (*names, *map(str, range(len(names), classes)))
     # The kernel that a run was trained with need not be available where it is used.
-    options = replace(config, model=replace(config.model, attention="auto", num_classes=classes))
+    options = replace(config, model=replace(config.model, kernel="auto", num_classes=classes))
     task = task_class(config)(options, DataInfo(0, channels, all_names))
     model = cast(ImageModel, task.build())
     report = fit_weights(model, state, source=source, grid=grid_of((trained_with or config).model))
@@ -143,7 +143,7 @@ def _runs_nearby(path: Path) -> str:
 
 def _read_config(folder: Path, overrides: Sequence[str]) -> Config:
     if (folder / "meta.json").is_file():
-        return build_config(_read_record(folder)["config"], overrides)
+        return build_config(with_current_names(_read_record(folder)["config"]), overrides)
     return load_recipe(folder / "config.yaml", overrides)
 
 

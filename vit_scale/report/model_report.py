@@ -16,9 +16,8 @@ from vit_scale.cost.meta import build_on_meta
 from vit_scale.cost.trace import stage_names
 from vit_scale.cost.training import CostPart, frozen_bytes, training_cost
 from vit_scale.data.batch import DataInfo
-from vit_scale.models.create import resolve_variant
 from vit_scale.models.interface import backbone_of
-from vit_scale.models.variants import TIMM_PREFIX
+from vit_scale.models.variants import TIMM_PREFIX, resolve_variant
 from vit_scale.tasks import task_class
 from vit_scale.tasks.task import Task
 
@@ -170,7 +169,7 @@ def _activations(
     config: Config, model: nn.Module, count: ModelCount, precision: Precision, cost: dict[str, Any]
 ) -> Activations:
     if count.variant is not None:
-        return vit_activations(count.variant, precision=precision, attention=config.model.attention, **cost)
+        return vit_activations(count.variant, precision=precision, kernel=config.model.kernel, **cost)
     checkpointing = config.parallel.activation_checkpointing
     if checkpointing != "none":
         model.set_activation_checkpointing(checkpointing)  # type: ignore[operator]
@@ -179,7 +178,7 @@ def _activations(
 
 def _task_without_data(config: Config, task_type: type[Task]) -> Task:
     """Return the task of a recipe whose data is not opened; missing numbers are those of the model's own table."""
-    model = dataclasses.replace(config.model, weights=None, attention="auto")
+    model = dataclasses.replace(config.model, weights=None, kernel="auto")
     classes, channels = 1000, 3
     if not model.name.startswith(TIMM_PREFIX):
         variant = resolve_variant(model)

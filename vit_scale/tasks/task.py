@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vit_scale.config import Config
 from vit_scale.cost.training import CostPart
 from vit_scale.data.batch import Batch, DataInfo
-from vit_scale.data.normalize import Normalize, Values, resolve_normalization
+from vit_scale.data.normalize import Normalize, Values, buffer_for, resolve_normalization
 from vit_scale.data.progressive import Progressive
 from vit_scale.format import percent
 from vit_scale.schedule import Plan
@@ -229,10 +229,7 @@ class Task(ABC):
         Fresh memory for every batch would cost a CPU more than the arithmetic.
         """
         images = batch.images.to(self.device, non_blocking=True)
-        if self.device.type != "cpu":
-            return self.normalize(images)
-        if self._buffer is None or self._buffer.shape != images.shape:
-            self._buffer = torch.empty(images.shape)
+        self._buffer = buffer_for(images, self._buffer)
         return self.normalize(images, out=self._buffer)
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:

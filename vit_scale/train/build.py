@@ -27,8 +27,9 @@ from vit_scale.data.sources.cache import with_cache
 from vit_scale.data.sources.streams import StreamSource
 from vit_scale.data.sources.table_source import Data, open_data
 from vit_scale.errors import UserError
+from vit_scale.kernels import accept_hooks
 from vit_scale.launcher import world_size
-from vit_scale.models.attention import check_attention_backend
+from vit_scale.models.attention import check_attention_kernel
 from vit_scale.models.interface import backbone_of
 from vit_scale.models.weights.load import load_weights
 from vit_scale.models.weights.whitening import whiten_patches
@@ -138,7 +139,7 @@ def _decide(config: Config) -> Decided:
     parse_spec(config.augment)
     precision = resolve_precision(config.parallel.precision, device)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-    check_attention_backend(config.model.attention, device, dtype=dtype, bias=config.model.pos_embed == "relative")
+    check_attention_kernel(config.model.kernel, device, dtype=dtype, bias=config.model.pos_embed == "relative")
     torch.set_float32_matmul_precision("high" if config.parallel.tf32 else "highest")
     if torch.are_deterministic_algorithms_enabled() != config.parallel.deterministic:
         torch.use_deterministic_algorithms(config.parallel.deterministic)  # Imports the compiler: 1.5 s.
@@ -235,7 +236,8 @@ def _build_state(config: Config, plan: Plan, model: Any, accelerator: Accelerato
     if config.parallel.compile:
         model.compile_blocks()
     model.set_activation_checkpointing(config.parallel.activation_checkpointing)
-    wrapped, optimizer = wrap(model, optimizer, accelerator)
+    with accept_hooks(model):
+        wrapped, optimizer = wrap(model, optimizer, accelerator)
     shards = make_shards(model, wrapped, optimizer, strategy)
     ema = Ema(shards, config.ema.decay, config.ema.warmup) if config.ema.decay else None
     zeros = [torch.zeros((), device=accelerator.device) for _ in range(2)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vit_scale.config import Config
 from vit_scale.cost.background_check import CheckAside
-from vit_scale.kernels.malloc import keep_freed_memory
+from vit_scale.kernels.malloc import retain_freed_memory
 from vit_scale.launcher import is_main_process, silence_libraries
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def run_recipe(config: Config, recipe: str) -> int:
 def train_recipe(config: Config, recipe: str, task_type: type[Task] | None = None) -> Outcome:
     """Train `config`, which was read from `recipe`, from start to end; `task_type`: another task than `task.name`."""
     silence_libraries()
-    keep_freed_memory()  # Otherwise every step on a CPU faults in the pages of its activations again.
+    retain_freed_memory()  # Otherwise every step on a CPU faults in the pages of its activations again.
     gc.disable()  # Until everything is imported and built: none of it is garbage, and it saves 10% of the startup.
     # In parallel with the import of torch. After it, a fork would copy locked locks of its threads and save no time.
     check = CheckAside(config.model, aside="torch" not in sys.modules) if is_main_process() else None
@@ -52,7 +52,7 @@ def train_recipe(config: Config, recipe: str, task_type: type[Task] | None = Non
         run = build_run(config, recipe, check, task_type=task_type)
         gc.enable()
         if run.device.type == "cpu":
-            keep_freed_memory(of_any_size=True)
+            retain_freed_memory(include_large=True)
         status = train(run)
         if status == 0:
             finish(run, time.perf_counter() - started)

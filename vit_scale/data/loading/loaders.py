@@ -30,7 +30,7 @@ from vit_scale.data.loading.stream_batches import StreamEvalBatches, StreamTrain
 from vit_scale.data.sampling import eval_places
 from vit_scale.data.sources.streams import StreamSource
 from vit_scale.errors import UserError
-from vit_scale.kernels.malloc import keep_freed_memory
+from vit_scale.kernels.malloc import retain_freed_memory
 
 _SMALL_IMAGE_BYTES = 8192
 _MAX_WORKERS = 16
@@ -253,7 +253,7 @@ def _start_worker(closing: torch.Tensor, worker: int) -> None:
     # gets its own copy of the pages.
     gc.freeze()
     gc.enable()  # It may be off while a run is built; what a worker makes is garbage soon.
-    keep_freed_memory()
+    retain_freed_memory()
     _leave_signals_to_training(closing)
 
 

@@ -11,10 +11,10 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from vit_scale.config import ModelConfig
+from vit_scale.config import ModelConfig, with_current_names
 from vit_scale.errors import UserError
 from vit_scale.models.timm_models import TimmModel
-from vit_scale.models.variants import TIMM_PREFIX
+from vit_scale.models.variants import TIMM_PREFIX, resolve_variant
 from vit_scale.models.weights.read import StateDict, is_hub_name, read_hub, read_weights
 from vit_scale.models.weights.resample import (
     Grid,
@@ -117,15 +117,13 @@ def _grid_of_run(folder: Path) -> Grid | None:
             options = json.loads((folder / "meta.json").read_text())["config"]["model"]
         else:
             options = yaml.safe_load((folder / "config.yaml").read_text())["model"]
-        return grid_of(ModelConfig(**options))
+        return grid_of(ModelConfig(**with_current_names({"model": options})["model"]))
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
         return None  # The options of a run only help; weights are read without them too.
 
 
 def grid_of(config: ModelConfig) -> Grid | None:
     """Rows and columns of patches of one of our models; None for timm's."""
-    from vit_scale.models.create import resolve_variant
-
     try:
         return resolve_variant(config).grid
     except UserError:
