@@ -1,4 +1,4 @@
-"""uint8 images to normalised floats, on the device where the model is."""
+"""Normalize uint8 images on the model's device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NORMALIZATIONS: dict[str, tuple[Values, Values]] = {
 
 
 class Normalize(torch.nn.Module):
-    """(x / 255 - mean) / std as one multiplication and one addition for each channel."""
+    """(x / 255 - mean) / std as one multiplication and one addition per channel."""
 
     scale: torch.Tensor
     shift: torch.Tensor
@@ -37,11 +37,11 @@ class Normalize(torch.nn.Module):
         self._factors = self.scale.tolist()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """uint8 [B, C, H, W] to float32 of the same shape."""
+        """Convert uint8 [B, C, H, W] to float32 of the same shape."""
         out = self._memory(images)
         if images.device.type != "cpu":
             return out.copy_(images).mul_(self.scale[:, None, None]).add_(self.shift[:, None, None])
-        # A few images at a time, so that they stay in the processor's cache from the first operation to the last.
+        # A few images at a time, so that they stay in the CPU cache from the first operation to the last.
         few = max(1, _CACHED_VALUES // images[0].numel())
         for part_BCHW, out_BCHW in zip(images.split(few), out.split(few), strict=True):
             out_BCHW.copy_(part_BCHW)
@@ -58,9 +58,9 @@ class Normalize(torch.nn.Module):
 
 
 def resolve_normalization(config: DataConfig, model_name: str, in_chans: int) -> tuple[Values, Values]:
-    """Mean and standard deviation for each channel: values, or those of a name, or the model's own (`auto`).
+    """Return mean and standard deviation per channel: given values, named ones, or the model's own (`auto`).
 
-    Three channels' worth of a name become their average where images have another number of channels.
+    Named values have three channels; images with another number of channels get their average.
     """
     own = pixel_statistics(model_name)
     mean = _resolve(config.mean, "mean", own[0], in_chans)

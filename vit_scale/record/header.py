@@ -10,7 +10,7 @@ from typing import Any
 from vit_scale.config import Config
 from vit_scale.cost.count import ModelCount, count_model
 from vit_scale.cost.strategy_names import format_strategy
-from vit_scale.data.sources.table_source import Data
+from vit_scale.data.data import Data
 from vit_scale.format import significant
 from vit_scale.models.interface import ImageModel
 from vit_scale.schedule import Plan

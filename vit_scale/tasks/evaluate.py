@@ -9,35 +9,34 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from vit_scale.data.batch import Batch
 from vit_scale.tasks.classify.analysis import Inspection
-
-EvalBatches = Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    batches: EvalBatches,
+    batches: Iterable[Batch],
     inputs: Callable[[torch.Tensor], torch.Tensor],
     device: torch.device,
     inspection: Inspection | None = None,
 ) -> dict[str, float]:
-    """`loss`, `top1` and `top5` of `model` over `batches` of (uint8 images, labels, weights).
+    """`loss`, `top1` and `top5` of `model` over `batches`.
 
     `inputs` makes of the images what the model takes; `inspection` is shown every batch.
 
-    Counts are summed over processes before they are divided. Weight 0 marks the padding that gives every process the
-    same number of batches.
+    Counts are summed over processes before they are divided. Padding, which gives every process the same number of
+    batches, is not counted.
     """
     was_training = model.training
     model.eval()
     sums = torch.zeros(4, dtype=torch.float64, device=device)  # images, loss, top-1, top-5
-    for images, labels, weights in batches:
-        labels, weights = labels.to(device, non_blocking=True), weights.to(device, non_blocking=True)
-        logits_BC = model(inputs(images)).float()
-        sums += _batch_sums(logits_BC, labels, weights.double())
+    for batch in batches:
+        labels, real = batch.target["label"].to(device, non_blocking=True), batch.real.to(device, non_blocking=True)
+        logits_BC = model(inputs(batch.images)).float()
+        sums += _batch_sums(logits_BC, labels, real.double())
         if inspection is not None:
-            inspection.add(images, logits_BC, labels, weights)
+            inspection.add(batch.images, logits_BC, labels, real)
     model.train(was_training)
     if dist.is_initialized():
         dist.all_reduce(sums)

@@ -22,14 +22,19 @@ from vit_scale.cost.activations import Precision
 from vit_scale.cost.background_check import CheckAside
 from vit_scale.cost.hardware import Peak, limit_threads, peak, resolve_precision
 from vit_scale.data.augment.rand_augment import parse_spec
-from vit_scale.data.loading.loaders import Batch, EvalLoader, TrainLoader, choose_workers
+from vit_scale.data.augment.transforms import EvalTransform, TrainTransform
+from vit_scale.data.batch import Batch
+from vit_scale.data.data import Data, open_data
+from vit_scale.data.loading.loaders import EvalLoader, Loading, TrainLoader
+from vit_scale.data.loading.workers import choose_workers
 from vit_scale.data.mixing import Mixing
 from vit_scale.data.normalize import Normalize, Values, resolve_normalization
 from vit_scale.data.progressive import Progressive, make_progressive
-from vit_scale.data.sample_images import glance
+from vit_scale.data.sample_images import load_sample_images
+from vit_scale.data.sampling import EvalIndices, TrainIndices
 from vit_scale.data.sources.cache import with_cache
-from vit_scale.data.sources.streams import StreamSource
-from vit_scale.data.sources.table_source import Data, open_data
+from vit_scale.data.sources.streams import StreamSource, count_images
+from vit_scale.data.targets import ClassTarget
 from vit_scale.errors import UserError
 from vit_scale.launcher import world_size
 from vit_scale.models import create_from_config
@@ -235,7 +240,9 @@ def _whiten(model: ImageModel, config: Config, data: Data, progressive: Progress
     if isinstance(data.train, StreamSource):
         raise UserError("model.init = 'whitened': looks at images from all over the data, which streaming cannot")
     channels = model.in_chans
-    images = glance(data.train, WHITENED_IMAGES, augment=config.augment, img_size=model.img_size, in_chans=channels)
+    images = load_sample_images(
+        data.train, WHITENED_IMAGES, augment=config.augment, img_size=model.img_size, in_chans=channels
+    )
     normalize = Normalize(*resolve_normalization(config.data, config.model.name, channels))
     whiten_patches(model, progressive(normalize(images), step=0))
 
@@ -334,29 +341,34 @@ def _build_mixing(config: Config, plan: Plan, model: ImageModel) -> Mixing:
 def _build_loaders(
     config: Config, plan: Plan, data: Data, state: TrainState, accelerator: Accelerator, mean: Values, std: Values
 ) -> tuple[TrainLoader, EvalLoader]:
-    model = state.model
-    options = {
-        "augment": config.augment,
-        "img_size": model.img_size,
-        "in_chans": model.in_chans,
-        "rank": accelerator.process_index,
-        "world": accelerator.num_processes,
-        "workers": choose_workers(config.data, _processes_here(plan), data.train),
-        "on_error": config.data.on_error,
-    }
-    train = TrainLoader(
-        with_cache(data.train, config.data, img_size=model.img_size, in_chans=model.in_chans),
+    model, rank, world = state.model, accelerator.process_index, accelerator.num_processes
+    workers = choose_workers(config.data, _processes_here(plan), data.train)
+    indices = TrainIndices(
         global_batch=plan.global_batch,
         micro_batch=plan.micro_batch,
-        seed=config.run.seed,
+        rank=rank,
+        world=world,
         start_step=state.step,
         end_step=plan.steps,
-        mean=mean,
-        std=std,
-        held=plan.accumulation,
-        **options,
+        seed=config.run.seed,
+        images=data.info.images,
+        repeats=config.augment.repeats,
     )
-    return train, EvalLoader(data.val, batch=plan.eval_batch, **options)
+    train = TrainLoader(
+        with_cache(data.train, config.data, img_size=model.img_size, in_chans=model.in_chans),
+        TrainTransform(config.augment, model.img_size, mean, std),
+        indices,
+        ClassTarget(),
+        Loading(model.in_chans, config.data.on_error, workers, reserved_batches=plan.accumulation),
+    )
+    evaluation = EvalLoader(
+        data.val,
+        EvalTransform(config.augment, model.img_size),
+        EvalIndices(images=count_images(data.val), batch=plan.eval_batch, rank=rank, world=world),
+        ClassTarget(),
+        Loading(model.in_chans, config.data.on_error, workers),
+    )
+    return train, evaluation
 
 
 def _processes_here(plan: Plan) -> int:

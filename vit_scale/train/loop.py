@@ -13,7 +13,7 @@ from signal import Signals
 
 import torch
 
-from vit_scale.data.loading.loaders import Batch
+from vit_scale.data.batch import Batch
 from vit_scale.errors import UserError
 from vit_scale.recipe import to_tree
 from vit_scale.strategies.guarded_step import apply_update
@@ -96,7 +96,7 @@ def update(run: Run, batches: list[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
 def prepare(run: Run, batch: Batch, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Normalised, mixed images at the size of the step, counted from 0, and soft targets, on the device."""
     images = run.normalize(batch.images.to(run.device, non_blocking=True))
-    labels = batch.labels.to(run.device, non_blocking=True)
+    labels = batch.target["label"].to(run.device, non_blocking=True)
     offset = int(batch.positions[0]) % run.plan.global_batch
     images, targets = run.mixing(images, labels, step=step, offset=offset)
     return run.progressive(images, step).to(run.state.input_dtype), targets

@@ -12,7 +12,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from vit_scale.data.loading.loaders import Batch
+from vit_scale.data.batch import Batch
 from vit_scale.strategies.norms import UpdateWatch
 from vit_scale.train.build import Run
 

@@ -36,11 +36,10 @@ class Inspection:
         self._fixed: dict[int, torch.Tensor] = {}
         self._any: torch.Tensor | None = None
 
-    def add(self, images: torch.Tensor, logits_BC: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> None:
-        """A batch: uint8 images on the host, the rest on the device. Weight 0 marks padding."""
+    def add(self, images: torch.Tensor, logits_BC: torch.Tensor, labels: torch.Tensor, real: torch.Tensor) -> None:
+        """A batch: uint8 images on the host, the rest on the device. `real` is False for padding."""
         probability, predicted = logits_BC.softmax(1).max(1)
         loss = F.cross_entropy(logits_BC, labels, reduction="none")
-        real = weights > 0
         self.confusion.add(labels, predicted, real)
         wrong = torch.where(real & (predicted != labels), loss, -1.0)
         rows = torch.stack([wrong, labels.float(), predicted.float(), probability, real.float()], 1).cpu()

@@ -15,9 +15,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vit_scale.data.batch import Batch
 from vit_scale.tasks.classify.calibration import BINS, Calibration, bin_sums, from_sums
 
-EvalBatches = Iterable[tuple[Tensor, Tensor, Tensor]]
 _SCALARS = 4  # images, loss, top-1, top-5
 
 
@@ -82,7 +82,7 @@ class Evaluation:
 @torch.inference_mode()
 def score(
     model: nn.Module,
-    batches: EvalBatches,
+    batches: Iterable[Batch],
     inputs: Callable[[Tensor], Tensor],
     *,
     class_names: tuple[str, ...],
@@ -90,22 +90,22 @@ def score(
     relabel: Tensor | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Evaluation:
-    """One pass of `model`, in evaluation mode, over batches of (uint8 images, labels, weights).
+    """One pass of `model`, in evaluation mode, over batches.
 
     `inputs` makes of the images what the model takes. `relabel` has the model's class for each label of the data.
-    `advance` is called after each batch. Counts are summed over processes before they are divided; images of weight 0
-    are padding and count for nothing.
+    `advance` is called after each batch. Counts are summed over processes before they are divided; padding is
+    not counted.
     """
     classes = len(class_names)
     # In one tensor, so that the processes speak to one another once.
     sums = torch.zeros(_SCALARS + 3 * BINS + classes * classes, dtype=torch.float64, device=device)
     scalars, bins, confusion = sums.split((_SCALARS, 3 * BINS, classes * classes))
     started = time.perf_counter()
-    for images, labels, weights in batches:
-        labels, weights = labels.to(device), weights.to(device).double()
+    for batch in batches:
+        labels, weights = batch.target["label"].to(device), batch.real.to(device).double()
         if relabel is not None:
             labels = relabel[labels]
-        logits_BC = model(inputs(images)).float()
+        logits_BC = model(inputs(batch.images)).float()
         ranked_BK = logits_BC.topk(min(5, classes), dim=1).indices
         scalars += _batch_sums(logits_BC, ranked_BK, labels, weights)
         confidence_B = logits_BC.softmax(1).amax(1)
