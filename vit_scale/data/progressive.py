@@ -54,6 +54,6 @@ def _check(phases: Sequence[tuple[float, int]], model: ImageModel) -> None:
     for size in sizes:
         if size > largest or size % step:
             raise UserError(
-                f"augment.progressive: size {size} must be a multiple of the patch size ({step}) and at most {largest}, "
-                "the model's image size"
+                f"augment.progressive: size {size} must be a multiple of the patch size ({step}) and at most "
+                f"{largest}, the model's image size"
             )

@@ -71,7 +71,7 @@ class EvalIndices:
 def sample_index(seed: int, positions: npt.ArrayLike, n: int, repeats: int = 1) -> Ints:
     """Return the image index at each global position. Without repeats every epoch of `n` positions has each image once.
 
-    With repeats (DeiT's repeated augmentation) an epoch of `n` positions has `n / repeats` images, `repeats` times each.
+    With repeats (DeiT's repeated augmentation) an epoch of `n` positions has `n / repeats` images, each repeated.
     """
     positions = np.asarray(positions, dtype=np.int64)
     epochs, places = np.divmod(np.atleast_1d(positions), n)

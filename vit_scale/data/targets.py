@@ -95,7 +95,7 @@ class NoTarget:
 
     def values(self, dataset: Any, columns: Columns) -> Values:
         """Return None for every row."""
-        return [None] * len(dataset)
+        return NoValues(len(dataset))
 
     def read(self, row: Mapping[str, Any], columns: Columns) -> None:
         """Return None."""
@@ -192,6 +192,19 @@ class TextTarget:
     def slot(self, size: tuple[int, int]) -> dict[str, SlotSpec]:
         """Return no arrays."""
         return {}
+
+
+@dataclass(frozen=True)
+class NoValues(Sequence[None]):
+    """None for every row of a table."""
+
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, row: Any) -> Any:
+        return None
 
 
 @dataclass(frozen=True)
