@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from side_by_side import compare, interleave, parser, seconds, show
 
-from vit_scale.data.loading.loaders import Batch
+from vit_scale.data.batch import Batch
 from vit_scale.recipe import build_config
 from vit_scale.tasks.classify.loss import classification_loss
 from vit_scale.train.build import Run, build_run

@@ -13,8 +13,12 @@ import torch
 
 from vit_scale.cost.activations import Precision
 from vit_scale.cost.hardware import resolve_precision
+from vit_scale.data.augment.transforms import EvalTransform
 from vit_scale.data.batch import Batch
-from vit_scale.data.loading.loaders import EvalLoader, choose_workers
+from vit_scale.data.loading.loaders import EvalLoader, Loading
+from vit_scale.data.loading.workers import choose_workers
+from vit_scale.data.sampling import EvalIndices
+from vit_scale.data.sources.streams import count_images
 from vit_scale.errors import UserError
 from vit_scale.inference.eval_data import EvalData
 from vit_scale.inference.eval_report import Evaluation, ReportShow
@@ -73,16 +77,13 @@ def _precision(requested: Precision | Literal["auto"], device: torch.device) -> 
 def _open_loader(loaded: LoadedRun, data: EvalData, processes: Processes) -> EvalLoader:
     config, device = loaded.config, processes.device
     batch = DEFAULT_MICRO_BATCH[device.type] if config.batch.eval == "auto" else config.batch.eval
+    workers = choose_workers(config.data, processes.here, data.source)
     return EvalLoader(
         data.source,
-        augment=config.augment,
-        img_size=loaded.model.img_size,
-        in_chans=loaded.model.in_chans,
-        batch=batch,
-        rank=processes.rank,
-        world=processes.world,
-        workers=choose_workers(config.data, processes.here, data.source),
-        on_error=config.data.on_error,
+        EvalTransform(config.augment, loaded.model.img_size),
+        EvalIndices(images=count_images(data.source), batch=batch, rank=processes.rank, world=processes.world),
+        loaded.task.make_target(config),
+        Loading(loaded.model.in_chans, config.data.on_error, workers),
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +22,7 @@ from vit_scale.cost.training import CostPart
 from vit_scale.data.batch import Batch, DataInfo
 from vit_scale.data.normalize import Normalize, Values, buffer_for, resolve_normalization
 from vit_scale.data.progressive import Progressive
+from vit_scale.data.targets import ClassTarget, Target
 from vit_scale.format import percent
 from vit_scale.schedule import Plan
 
@@ -174,6 +176,8 @@ class Task(ABC):
     name: ClassVar[str]
     metrics: ClassVar[tuple[Metric, ...]]
     """The first one is "best": for checkpoints, the summary, patience and sweeps."""
+    target: ClassVar[Target] = ClassTarget()
+    """What a sample has besides its image: a class, a mask, boxes, captions or nothing (vit_scale.data.targets)."""
     multiple: int = 1
     """Micro-batches must be a multiple of this."""
 
@@ -206,12 +210,10 @@ class Task(ABC):
 
     # ------------------------------------------------------------------------------------------------ with defaults
 
-    @property
-    def target(self) -> Any:
-        """What a sample has besides its image (vit_scale.data.targets)."""
-        from vit_scale.data.targets import ClassTarget
-
-        return ClassTarget()
+    @classmethod
+    def make_target(cls, config: Config) -> Target:
+        """Return what is read next to each image; by default `target`, whatever the options."""
+        return cls.target
 
     @property
     def normalization(self) -> tuple[Values, Values]:
@@ -235,6 +237,15 @@ class Task(ABC):
     def predict(self, model: nn.Module, batch: Batch) -> Any:
         """Return the outputs for an evaluation batch; may call the model several times."""
         return model(self.normalized(batch).to(self.dtype))
+
+    def example_batch(self, images: int, size: tuple[int, int]) -> Batch:
+        """Return a batch of black images of this size with empty targets, to try what fits into memory."""
+        target = self.make_target(self.config)
+        memory = {name: np.zeros((images, *spec.shape), spec.dtype) for name, spec in target.slot(size).items()}
+        arrays, texts = target.collate([None] * images, memory)
+        pixels = torch.zeros(images, self.in_chans, *size, dtype=torch.uint8)
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return Batch(pixels, tensors, torch.arange(images), texts=texts)
 
     def prepare(self, data: Data, folder: Path) -> None:
         """Make what is made from the data before the model is built, on the main rank (a tokenizer)."""

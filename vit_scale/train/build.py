@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,10 @@ from vit_scale.cost.count import count_model
 from vit_scale.cost.hardware import limit_threads, peak, resolve_precision
 from vit_scale.cost.training import StepCost, training_cost
 from vit_scale.data.augment.rand_augment import parse_spec
-from vit_scale.data.loading.loaders import EvalLoader, TrainLoader, choose_workers
+from vit_scale.data.data import Data, open_data
 from vit_scale.data.progressive import make_progressive
-from vit_scale.data.sample_images import glance
-from vit_scale.data.sources.cache import with_cache
+from vit_scale.data.sample_images import load_sample_images
 from vit_scale.data.sources.streams import StreamSource
-from vit_scale.data.sources.table_source import Data, open_data
 from vit_scale.errors import UserError
 from vit_scale.kernels import accept_hooks
 from vit_scale.launcher import world_size
@@ -51,6 +48,7 @@ from vit_scale.strategies.strategy import (
 from vit_scale.strategies.zero_settings import check_engine
 from vit_scale.tasks import task_class
 from vit_scale.tasks.task import Task
+from vit_scale.train.loaders import make_loaders
 from vit_scale.train.micro_batch import (
     choose_micro_batch,
     smallest_of_all,
@@ -58,7 +56,7 @@ from vit_scale.train.micro_batch import (
     trial_on_device,
 )
 from vit_scale.train.optim.optimizer import build_optimizer, check_optimizer
-from vit_scale.train.run import Loaders, Run
+from vit_scale.train.run import Run
 from vit_scale.train.state import TrainState
 
 if TYPE_CHECKING:
@@ -95,9 +93,10 @@ def build_run(
     `check`: the check against timm that the main process has started. `task_type`: another task than `task.name`.
     """
     decided = _decide(config)
-    data = open_data(config.data, seed=config.run.seed)
+    chosen_task = task_type or task_class(config)
+    data = open_data(config.data, chosen_task.make_target(config), seed=config.run.seed)
     plan = make_plan(config, train_images=_train_images(config, data), processes=world_size(), device=decided.device)
-    task = (task_type or task_class(config))(config, data.info, plan)
+    task = chosen_task(config, data.info, plan)
     model, weights_note = _build_model(config, task, data)
     override = launcher_note(config, plan, decided.strategy, decided.precision)
     params = sum(p.numel() for p in model.parameters())
@@ -114,7 +113,8 @@ def build_run(
     terminal = Terminal(enabled=accelerator.is_main_process, steps=plan.steps, metrics=task.metrics)
     for note in filter(None, [*decided.notes, override, weights_note, batch_note, *opened.notes]):
         terminal.info(note)
-    loaders = _build_loaders(config, plan, data, task, state, accelerator)
+    backbone, rank = backbone_of(model), accelerator.process_index
+    loaders = make_loaders(config, plan, task, data, backbone, step=state.step, rank=rank)
     record = _build_record(config, recipe, plan, task, model, opened.folder, data, decided, cost, state.step, terminal)
     # Now: after the peak was measured, before trackers have threads; the first batches load while trackers start.
     loaders.train.start()
@@ -171,7 +171,7 @@ def _whiten(backbone: Any, config: Config, data: Data, task: Task) -> None:
     if isinstance(data.train, StreamSource):
         raise UserError("model.init = 'whitened': needs images from all of the data, which streaming cannot provide")
     size, channels = backbone.img_size, backbone.in_chans
-    images = glance(data.train, WHITENED_IMAGES, augment=config.augment, img_size=size, in_chans=channels)
+    images = load_sample_images(data.train, WHITENED_IMAGES, augment=config.augment, img_size=size, in_chans=channels)
     whiten_patches(backbone, task.progressive(task.normalize(images), step=0))
 
 
@@ -273,39 +273,6 @@ def _step_cost(config: Config, plan: Plan, task: Task, model: nn.Module, device:
     flops = {side: training_cost(parts, config, batch=batch, side=side).total for side in sizes}
     limit_threads(flops[None] * plan.micro_batch)  # before the peak of a CPU is measured
     return StepCost(flops, plan.global_batch, plan.processes, peak(device))
-
-
-def _build_loaders(
-    config: Config, plan: Plan, data: Data, task: Task, state: TrainState, accelerator: Accelerator
-) -> Loaders:
-    model = backbone_of(state.model)
-    mean, std = task.normalization
-    options: dict[str, Any] = {
-        "augment": config.augment,
-        "img_size": model.img_size,
-        "in_chans": model.in_chans,
-        "rank": accelerator.process_index,
-        "world": accelerator.num_processes,
-        "workers": choose_workers(config.data, _processes_on_this_node(plan), data.train),
-        "on_error": config.data.on_error,
-    }
-    train = TrainLoader(
-        with_cache(data.train, config.data, img_size=model.img_size, in_chans=model.in_chans),
-        global_batch=plan.global_batch,
-        micro_batch=plan.micro_batch,
-        seed=config.run.seed,
-        start_step=state.step,
-        end_step=plan.steps,
-        mean=mean,
-        std=std,
-        held=plan.accumulation,
-        **options,
-    )
-    return Loaders(train, EvalLoader(data.val, batch=plan.eval_batch, **options))
-
-
-def _processes_on_this_node(plan: Plan) -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", plan.processes))
 
 
 def _build_record(

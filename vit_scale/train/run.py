@@ -14,31 +14,14 @@ from vit_scale.config import Config
 from vit_scale.cost.background_check import CheckAside
 from vit_scale.cost.training import StepCost
 from vit_scale.data.batch import Batch
-from vit_scale.data.loading.loaders import EvalLoader, TrainLoader
 from vit_scale.record.record import SilentRecord
 from vit_scale.schedule import Plan, learning_rate
 from vit_scale.tasks.task import Task
+from vit_scale.train.loaders import Loaders
 from vit_scale.train.state import TrainState
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-
-@dataclass(frozen=True)
-class Loaders:
-    """Batches of this rank for training and evaluation."""
-
-    train: TrainLoader
-    val: EvalLoader
-
-    def problems(self) -> list[str]:
-        """Return what could not be read, for the user."""
-        return [text for loader in (self.train, self.val) if (text := loader.problems.summary())]
-
-    def close(self) -> None:
-        """Stop the data-loading workers."""
-        self.train.close()
-        self.val.close()
 
 
 @dataclass

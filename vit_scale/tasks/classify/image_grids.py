@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vit_scale.data.image_grid import caption, draw_grid, to_pictures
+from vit_scale.data.image_grid import caption, draw_grid, to_pil_images
 from vit_scale.tasks.classify.analysis import Misclassified
 
 MAX_IN_BATCH = 16
@@ -21,7 +21,7 @@ _COLORS = np.array([[20, 10, 60], [130, 30, 110], [225, 80, 55], [250, 230, 90]]
 def batch_grid(images: torch.Tensor, targets: torch.Tensor, normalization: tuple, names: Sequence[str]) -> Image.Image:
     """Draw normalized, mixed images with the classes and weights of their targets."""
     mean, std = normalization
-    pictures = to_pictures(images.float().cpu(), mean, std)
+    pictures = to_pil_images(images.float().cpu(), mean, std)
     return draw_grid(pictures, [caption(target, names) for target in targets.cpu()])
 
 
@@ -58,7 +58,7 @@ def _overlay(picture: Image.Image, strength: torch.Tensor) -> Image.Image:
 
 def uint8_pictures(images: torch.Tensor) -> list[Image.Image]:
     """Pictures of uint8 images [B, C, H, W]."""
-    return to_pictures(images / 255, (0.0,), (1.0,))
+    return to_pil_images(images / 255, (0.0,), (1.0,))
 
 
 def class_name(index: int, names: Sequence[str]) -> str:
