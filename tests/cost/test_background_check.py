@@ -15,7 +15,7 @@ import torch
 
 from vit_scale.config import ModelConfig
 from vit_scale.cost import background_check as check_aside
-from vit_scale.cost.background_check import CheckAside
+from vit_scale.cost.background_check import BackgroundCheck
 from vit_scale.cost.timm_check import TimmCheck, check_against_timm
 
 MODELS = [
@@ -32,7 +32,7 @@ def refuse(*_: object) -> TimmCheck:
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: f"{model.name} {model.pos_embed}")
 def test_the_outcome_is_that_of_the_check_itself(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    aside = CheckAside(model)
+    aside = BackgroundCheck(model)
     monkeypatch.setattr(check_aside, "_check", refuse)
     assert aside.result(7, 1) == check_against_timm(model, num_classes=7, in_chans=1)
 
@@ -42,7 +42,7 @@ def test_the_process_that_asks_keeps_its_random_numbers_and_has_no_child_left() 
     torch.manual_seed(0)
     random.seed(0)
     drawn, plain = torch.get_rng_state(), random.getstate()
-    aside = CheckAside(MODELS[0])
+    aside = BackgroundCheck(MODELS[0])
     assert len(set(multiprocessing.active_children()) - before) == 1
     assert aside.result(10, 3).equal
     assert torch.equal(torch.get_rng_state(), drawn)
@@ -54,7 +54,7 @@ def test_the_process_that_asks_keeps_its_random_numbers_and_has_no_child_left() 
 def test_a_process_that_does_not_answer_is_done_without(end: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_aside, "SECONDS_AT_MOST", 0.01)
     before = set(multiprocessing.active_children())
-    aside = CheckAside(MODELS[0])
+    aside = BackgroundCheck(MODELS[0])
     (child,) = set(multiprocessing.active_children()) - before
     assert child.pid is not None
     os.kill(child.pid, end)
@@ -67,19 +67,19 @@ def test_where_no_process_can_be_had_the_check_is_made_here(monkeypatch: pytest.
         raise BlockingIOError("Resource temporarily unavailable")
 
     monkeypatch.setattr(os, "fork", no_more_processes)
-    assert CheckAside(MODELS[0]).result(10, 3) == check_against_timm(MODELS[0], num_classes=10, in_chans=3)
+    assert BackgroundCheck(MODELS[0]).result(10, 3) == check_against_timm(MODELS[0], num_classes=10, in_chans=3)
 
 
 def test_no_process_is_begun_unless_asked_for() -> None:
     before = set(multiprocessing.active_children())
-    check = CheckAside(MODELS[0], aside=False)
+    check = BackgroundCheck(MODELS[0], aside=False)
     assert set(multiprocessing.active_children()) == before
     assert check.result(10, 3) == check_against_timm(MODELS[0], num_classes=10, in_chans=3)
 
 
 def test_a_failure_of_the_check_is_told_to_the_one_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_aside, "_check", refuse)
-    aside = CheckAside(MODELS[0])
+    aside = BackgroundCheck(MODELS[0])
     with pytest.raises(AssertionError, match="the process that asks"):
         aside.result(10, 3)
 
@@ -87,9 +87,9 @@ def test_a_failure_of_the_check_is_told_to_the_one_who_asks(monkeypatch: pytest.
 ASKING = """
 import multiprocessing, sys, time
 from vit_scale.config import ModelConfig
-from vit_scale.cost.background_check import CheckAside
+from vit_scale.cost.background_check import BackgroundCheck
 
-aside = CheckAside(ModelConfig(name="vit_mu"))
+aside = BackgroundCheck(ModelConfig(name="vit_mu"))
 assert "torch" not in sys.modules
 print(multiprocessing.active_children()[0].pid, flush=True)
 time.sleep(600)

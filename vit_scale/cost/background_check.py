@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SECONDS_AT_MOST = 30.0
 
 
-class CheckAside:
+class BackgroundCheck:
     """Begins when it is made, best before torch is imported; `result` is asked for once the data is known.
 
     Without `aside`, and where the other process cannot be had, the check is made in this one.

@@ -19,7 +19,7 @@ from vit_scale.models import create_from_config
 from vit_scale.models.interface import ImageModel
 from vit_scale.models.variants import TIMM_PREFIX
 from vit_scale.models.weights.load import fit_weights, grid_of
-from vit_scale.recipe import build_config, load_recipe
+from vit_scale.recipe import build_config, load_recipe, with_current_names
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _runs_nearby(path: Path) -> str:
 
 def _read_config(folder: Path, overrides: Sequence[str]) -> Config:
     if (folder / "meta.json").is_file():
-        return build_config(_read_record(folder)["config"], overrides)
+        return build_config(with_current_names(_read_record(folder)["config"]), overrides)
     return load_recipe(folder / "config.yaml", overrides)
 
 

@@ -15,7 +15,7 @@ from vit_scale.checkpoints.run_dir import has_run, read_summary
 from vit_scale.errors import UserError
 from vit_scale.page.metrics import Metrics, read_metrics
 from vit_scale.page.tables import Confusion, read_confusion
-from vit_scale.recipe import load_recipe
+from vit_scale.recipe import load_recipe, with_current_names
 
 # Readable on white and on black, and told apart by the colour-blind in this order.
 COLORS = ("#3d7fe0", "#e6762f", "#25a17c", "#b65fd0", "#d8475f", "#94912c", "#1e9fb4", "#a2704c")
@@ -135,7 +135,7 @@ def read_options(path: Path) -> dict[str, Any]:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
-    sections = {section: _mapping(options) for section, options in _mapping(tree).items()}
+    sections = {section: _mapping(options) for section, options in with_current_names(_mapping(tree)).items()}
     return {f"{section}.{name}": value for section, options in sections.items() for name, value in options.items()}
 
 

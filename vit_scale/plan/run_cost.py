@@ -22,7 +22,7 @@ from vit_scale.cost.activations import Precision
 from vit_scale.cost.count import ModelCount
 from vit_scale.data.progressive import Progressive
 from vit_scale.plan.machine import Machine
-from vit_scale.record.header import spent_on_an_image
+from vit_scale.record.header import actual_train_flops_per_image
 from vit_scale.schedule import Plan
 
 SIZES = {"tiny": (10e6, 1e9), "small": (50e6, 10e9), "base": (200e6, 40e9), "large": (float("inf"), float("inf"))}
@@ -79,12 +79,15 @@ def run_cost(
 
 def flops_per_image(config: Config, count: ModelCount, plan: Plan) -> float:
     """What training spends on an image, on average over the run."""
-    full = spent_on_an_image(count, config, plan.micro_batch)
+    full = actual_train_flops_per_image(count, config, plan.micro_batch)
     if not config.augment.progressive:
         return full
     progressive = Progressive(config.augment.progressive, plan.steps)
     sides = Counter(progressive.size_at(step) for step in range(plan.steps))
-    spent = {side: spent_on_an_image(count.at_size(side), config, plan.micro_batch) if side else full for side in sides}
+    spent = {
+        side: actual_train_flops_per_image(count.at_size(side), config, plan.micro_batch) if side else full
+        for side in sides
+    }
     return sum(spent[side] * steps for side, steps in sides.items()) / plan.steps
 
 

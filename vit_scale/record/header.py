@@ -28,17 +28,17 @@ class Description:
     """The same for the smaller images of augment.progressive."""
 
 
-def model_in_words(name: str, count: ModelCount) -> str:
-    """`vit_base_patch16_224, 86,567,656 parameters, 17.56 GMACs a forward pass`."""
+def format_model(name: str, count: ModelCount) -> str:
+    """Format as `vit_base_patch16_224 (86,567,656 parameters, 17.56 GMACs per image)`."""
     macs = f"{significant(count.macs / 1e9)} GMACs" if count.macs >= 1e8 else f"{significant(count.macs / 1e6)} MMACs"
-    return f"{name}, {count.params:,} parameters, {macs} a forward pass of one image"
+    return f"{name} ({count.params:,} parameters, {macs} per image)"
 
 
-def length_in_words(plan: Plan) -> str:
-    """`1,000 updates = 10 epochs, 100 of them warm-up`."""
-    epochs = f" = {plan.epoch(plan.steps):.4g} epochs" if plan.train_images else ""
-    warmup = f", {plan.warmup_steps:,} updates of warm-up" if plan.warmup_steps else ""
-    return f"{plan.steps:,} updates{epochs}{warmup}"
+def format_schedule(plan: Plan) -> str:
+    """Format as `1,000 steps (10 epochs), 100 warmup steps`."""
+    epochs = f" ({plan.epoch(plan.steps):.4g} epochs)" if plan.train_images else ""
+    warmup = f", {plan.warmup_steps:,} warmup steps" if plan.warmup_steps else ""
+    return f"{plan.steps:,} steps{epochs}{warmup}"
 
 
 def describe(
@@ -47,13 +47,13 @@ def describe(
     """Count the model, and put the plan into words."""
     count = count_model(model, model.img_size, model.in_chans)
     rows = {
-        "model": model_in_words(config.model.name, count),
+        "model": format_model(config.model.name, count),
         "data": data.description,
-        "batch": plan.batch_in_words(),
-        "length": length_in_words(plan),
+        "batch size": plan.format_batch_size(),
+        "schedule": format_schedule(plan),
         "precision": precision,
         "strategy": format_strategy(strategy, config.parallel.offload),
-        "folder": str(folder),
+        "output dir": str(folder),
     }
     numbers = {
         "model": config.model.name,
@@ -64,7 +64,7 @@ def describe(
         "processes": plan.processes,
         "class_names": list(data.class_names),
     }
-    spent = partial(spent_on_an_image, config=config, batch=_rounding_batch(model, config, plan))
+    spent = partial(actual_train_flops_per_image, config=config, batch=_rounding_batch(model, config, plan))
     smaller = {side: spent(count.at_size(side)) for _, side in config.augment.progressive}
     return Description(rows, numbers, spent(count), smaller)
 
@@ -75,8 +75,11 @@ def _rounding_batch(model: ImageModel, config: Config, plan: Plan) -> int | None
     return None if on_cpu and not config.parallel.compile else plan.micro_batch
 
 
-def spent_on_an_image(count: ModelCount, config: Config, batch: int | None) -> float:
-    """FLOPs of training on one image, with what stochastic depth and patch dropout save and recomputing costs."""
+def actual_train_flops_per_image(count: ModelCount, config: Config, batch: int | None) -> float:
+    """Return the FLOPs actually executed to train on one image.
+
+    Stochastic depth and patch dropout reduce them, recomputation adds to them.
+    """
     return count.train_flops_per_image(
         config.model.drop_path,
         config.model.patch_dropout,

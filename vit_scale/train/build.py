@@ -19,7 +19,7 @@ from vit_scale.checkpoints import run_lock as folder_lock
 from vit_scale.checkpoints.writer import CheckpointFolder
 from vit_scale.config import Config
 from vit_scale.cost.activations import Precision
-from vit_scale.cost.background_check import CheckAside
+from vit_scale.cost.background_check import BackgroundCheck
 from vit_scale.cost.hardware import Peak, limit_threads, peak, resolve_precision
 from vit_scale.data.augment.rand_augment import parse_spec
 from vit_scale.data.loading.loaders import Batch, EvalLoader, TrainLoader, choose_workers
@@ -91,7 +91,7 @@ class Run:
     screen: Screen
     record: Record | None
     """None on all but the main process."""
-    check: CheckAside | None
+    check: BackgroundCheck | None
     """Of the main process, under way from the start."""
     description: Description
     peak: Peak
@@ -125,7 +125,7 @@ class Run:
         self.checkpoints.close()
 
 
-def build_run(config: Config, recipe: str, check: CheckAside | None = None) -> Run:
+def build_run(config: Config, recipe: str, check: BackgroundCheck | None = None) -> Run:
     """Check everything a user can get wrong, then build; raises `UserError` with nothing written.
 
     `check`: the comparison with timm's model that the main process has begun.
@@ -320,7 +320,7 @@ def wrap(
 
 
 def _build_mixing(config: Config, plan: Plan, model: ImageModel) -> Mixing:
-    unmixed = round(config.augment.mix_off_epochs * plan.train_images / plan.global_batch)
+    unmixed = round(config.augment.no_mix_epochs * plan.train_images / plan.global_batch)
     return Mixing(
         config.augment,
         num_classes=model.num_classes,

@@ -116,7 +116,7 @@ def log(run: Run, meter: Meter) -> None:
     run.screen.progress(run.state.step, metrics)
     if run.record is not None:
         run.record.log(run.state.step, metrics)
-    if int(run.state.bad_in_a_row.item()) >= run.config.run.max_bad_steps:
+    if int(run.state.bad_in_a_row.item()) >= run.config.run.max_skipped_steps:
         raise gone_bad(run, meter, metrics)
 
 
@@ -159,8 +159,8 @@ def evaluate_now(run: Run, meter: Meter) -> bool:
 
 
 def inspect(run: Run, weights: str) -> dict[str, float]:
-    """Evaluate the weights that the model has now and, where `track.pictures` says so, show what they do."""
-    wanted = run.config.track.pictures
+    """Evaluate the weights that the model has now and, where `track.images` says so, show what they do."""
+    wanted = run.config.track.images
     last = run.state.step == run.plan.steps
     inspection = Inspection(run.state.model.num_classes) if wanted == "every" or (wanted == "last" and last) else None
     metrics = evaluate(run.state.model, run.eval_loader, run.inputs, run.device, inspection)

@@ -13,7 +13,7 @@ from vit_scale.train.build import Run
 
 def show_batch(run: Run, images: torch.Tensor, targets: torch.Tensor) -> None:
     """The first images as they reach the model, with the classes and weights of their targets."""
-    if run.record is None or run.config.track.pictures == "never":
+    if run.record is None or run.config.track.images == "never":
         return
     few, names = slice(MOST_IN_BATCH), list(run.data.class_names)
     step, statistics = run.state.step, run.normalization
