@@ -78,7 +78,7 @@ def test_memory_by_part_under_zero2(run: RunPlan) -> None:
     assert parts == {
         "weights": 2 * PARAMS,
         "gradients": 2 * SHARD,
-        "optimiser": (4 + 4 + 8) * SHARD,
+        "optimizer": (4 + 4 + 8) * SHARD,
         "ema": 4 * SHARD,
         "buffers": 2 * PARAMS,
         "context": 2**30,

@@ -63,11 +63,11 @@ def test_smaller_images_at_first_cost_less_of_the_run() -> None:
     assert mixed.cost.flops_per_image == pytest.approx(half, rel=1e-3)
 
 
-def test_offloading_moves_the_optimiser_to_the_host() -> None:
+def test_offloading_moves_the_optimizer_to_the_host() -> None:
     parallel = {"strategy": "zero2"}
     here = plan("vit_base_patch16_224", 8, "A100", parallel=parallel)
     away = plan("vit_base_patch16_224", 8, "A100", parallel=parallel | {"offload": "optimizer"})
-    moved = here.chosen.footprint.parts["optimiser"]
+    moved = here.chosen.footprint.parts["optimizer"]
     assert away.chosen.footprint.host == moved > 0
     assert away.chosen.footprint.peak == here.chosen.footprint.peak - moved
 

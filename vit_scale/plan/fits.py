@@ -103,4 +103,4 @@ def _offloaded(strategy: Strategy, offload: str) -> tuple[str, ...]:
     """Parts that wait in the machine's memory."""
     if strategy == "ddp" or offload == "none":
         return ()
-    return ("optimiser", "weights") if offload == "params" and strategy == "zero3" else ("optimiser",)
+    return ("optimizer", "weights") if offload == "params" and strategy == "zero3" else ("optimizer",)

@@ -17,7 +17,7 @@ _PARTS = {
     "tokens": ("tokens", ""),
     "positions": ("position", ""),
     "attention, projections": ("attention", "attention_projections"),
-    "attention, N x N products": ("", "attention_products"),
+    "attention, N x N products": ("", "attention_matmuls"),
     "MLP": ("mlp", "mlp"),
     "norms": ("norms", ""),
     "LayerScale": ("layer_scale", ""),
@@ -65,8 +65,8 @@ def _forward(report: ModelReport) -> Table:
     table.add_row("MACs of matrix products (torchvision)", f"{giga(count.macs)} GMAC")
     table.add_row("and 5 for each LayerNorm element (timm csv)", f"{giga(count.macs_timm_csv)} GMAC")
     table.add_row("2 x MACs (torch, open_clip)", f"{giga(count.flops)} GFLOP")
-    table.add_row("share of attention", percent(count.attention_share, 1))
-    table.add_row("share of its N x N products", percent(count.quadratic_share, 1))
+    table.add_row("share of attention", percent(count.attention_fraction, 1))
+    table.add_row("share of its N x N products", percent(count.quadratic_fraction, 1))
     table.add_row("counted", count.method)
     return table
 

@@ -11,7 +11,7 @@ from torch import nn
 from vit_scale.config import Config
 from vit_scale.cost.activations import Activations, Precision, measured_activations, vit_activations
 from vit_scale.cost.count import ModelCount, count_model
-from vit_scale.cost.memory import States, Strategy, optimiser_moments, states_by_strategy
+from vit_scale.cost.memory import States, Strategy, optimizer_moments, states_by_strategy
 from vit_scale.cost.timm_check import build_for_counting
 from vit_scale.cost.trace import stage_names
 
@@ -24,7 +24,7 @@ class Assumed:
     batch: int | None
     """Images of a forward pass on one GPU; None: memory is given without activations."""
     precision: Precision
-    optimiser: str
+    optimizer: str
     ema: bool
     drop_path: float
     drop_path_mode: str
@@ -33,7 +33,7 @@ class Assumed:
 
     def in_words(self) -> str:
         """One line."""
-        words = [f"{self.gpus} GPUs" if self.gpus > 1 else "1 GPU", self.precision, self.optimiser]
+        words = [f"{self.gpus} GPUs" if self.gpus > 1 else "1 GPU", self.precision, self.optimizer]
         words.append("with EMA" if self.ema else "without EMA")
         words.append(f"with the activations of {self.batch} images" if self.batch else "without activations")
         if self.drop_path:
@@ -83,8 +83,8 @@ class ModelReport:
             "macs_timm_csv": count.macs_timm_csv,
             "flops_torch": count.flops,
             "macs_by_part": count.macs_by_part,
-            "attention_share": count.attention_share,
-            "quadratic_share": count.quadratic_share,
+            "attention_fraction": count.attention_fraction,
+            "quadratic_fraction": count.quadratic_fraction,
             "train_flops_per_image_nominal": count.nominal_train_flops_per_image,
             "train_flops_per_image_spent": self.train_flops,
             "activation_bytes_per_image": self.activations.total,
@@ -128,7 +128,7 @@ def _assumed(config: Config, gpus: int, batch: int | None) -> Assumed:
         gpus=gpus,
         batch=batch if batch is not None else None if config.batch.micro == "auto" else config.batch.micro,
         precision="bf16" if precision == "auto" else precision,
-        optimiser=config.optim.name,
+        optimizer=config.optim.name,
         ema=config.ema.decay > 0,
         drop_path=config.model.drop_path,
         drop_path_mode=config.model.drop_path_mode,
@@ -156,7 +156,7 @@ def _memory(
         params=count.params,
         gpus=assumed.gpus,
         precision=assumed.precision,
-        moments=optimiser_moments(config.optim.name, config.optim.momentum),
+        moments=optimizer_moments(config.optim.name, config.optim.momentum),
         ema=assumed.ema,
         largest_block=max(sum(p.numel() for p in stage.parameters()) for stage in stages),
     )

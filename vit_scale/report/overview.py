@@ -43,7 +43,7 @@ COMPUTE = [
     Column("torch- vision GMAC", lambda r: giga(r.count.macs)),
     Column("timm csv GMAC", lambda r: giga(r.count.macs_timm_csv)),
     Column("torch GFLOP", lambda r: giga(r.count.flops)),
-    Column("attn %", lambda r: f"{100 * r.count.attention_share:.0f}"),
+    Column("attn %", lambda r: f"{100 * r.count.attention_fraction:.0f}"),
     Column("train GFLOP", lambda r: giga(r.count.nominal_train_flops_per_image)),
     Column("spent GFLOP", lambda r: giga(r.train_flops)),
 ]
@@ -82,6 +82,6 @@ def legend(reports: Sequence[ModelReport]) -> list[str]:
         "MACs are counted by closed form" + (", * traced on the meta device." if traced else "."),
         "train: training on one image, 3 x forward by convention; spent: after stochastic depth, patch dropout and "
         "recomputation.",
-        "acts: activations of one image. DDP, ZeRO: weights, gradients, optimiser, EMA and buffers on each GPU, for",
+        "acts: activations of one image. DDP, ZeRO: weights, gradients, optimizer, EMA and buffers on each GPU, for",
         *(f"  {words}" for words in dict.fromkeys(report.assumed.in_words() for report in reports)),
     ]

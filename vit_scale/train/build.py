@@ -156,7 +156,7 @@ def build_run(config: Config, recipe: str, check: BackgroundCheck | None = None)
     for note in filter(None, [strategy_note, settings_note, weights_note, batch_note, *notes]):
         screen.say(note)
     device_peak = peak(accelerator.device)
-    screen.table(f"Training {recipe}", description.rows | {"MFU": device_peak.in_words()})
+    screen.table(f"Training {recipe}", description.rows | {"peak": device_peak.describe()})
     mean, std = resolve_normalization(config.data, config.model.name, model.in_chans)
     train_loader, eval_loader = _build_loaders(config, plan, data, state, accelerator, mean, std)
     # Now: after the peak was measured, before trackers have threads, and the first batches are made while those begin.

@@ -19,7 +19,7 @@ def run_recipe(config: Config, recipe: str) -> int:
     keep_freed_memory()  # On a CPU every step would else fault in the pages of its activations anew.
     gc.disable()  # Until all is imported and built, of which nothing is garbage: a tenth of the start.
     # Beside the import of torch. Where that is over, a fork would take its threads' locks along and save no time.
-    check = BackgroundCheck(config.model, aside="torch" not in sys.modules) if is_main_process() else None
+    check = BackgroundCheck(config.model, in_background="torch" not in sys.modules) if is_main_process() else None
     from vit_scale.checkpoints.run_lock import release
     from vit_scale.strategies.processes import rejoin_after_restart
     from vit_scale.strategies.rank_failure import LOST_STATUS, is_lost_process, tell_of_loss
