@@ -216,7 +216,7 @@ def test_a_broken_picture_is_named_or_left_out(pictures: Path, resnet: Path, tmp
         (["{run}", "--split", "tset"], "no such split"),
         (["{run}", "--weights", "best"], "invalid choice"),
         (["{run}", "--data", "{empty}"], "no images"),
-        (["{run}", "--json", "no/such/folder/e.json"], "there is no folder"),
+        (["{run}", "--json", "no/such/folder/e.json"], "does not exist"),
         (["{run}", "augment.eval_crp=1"], "augment.eval_crop"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -1,4 +1,4 @@
-"""All figures of one model under the options of a run, as plain data."""
+"""All numbers for one model under the options of a run, as plain data."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from vit_scale.cost.trace import stage_names
 
 @dataclass(frozen=True)
 class Assumed:
-    """What the figures for training depend on."""
+    """Assumptions behind the numbers for training."""
 
     gpus: int
     batch: int | None
-    """Images of a forward pass on one GPU; None: memory is given without activations."""
+    """Batch size per GPU; None: memory excludes activations."""
     precision: Precision
     optimizer: str
     ema: bool
@@ -31,11 +31,11 @@ class Assumed:
     patch_dropout: float
     activation_checkpointing: str
 
-    def in_words(self) -> str:
-        """One line."""
+    def describe(self) -> str:
+        """Describe the assumptions on one line."""
         words = [f"{self.gpus} GPUs" if self.gpus > 1 else "1 GPU", self.precision, self.optimizer]
         words.append("with EMA" if self.ema else "without EMA")
-        words.append(f"with the activations of {self.batch} images" if self.batch else "without activations")
+        words.append(f"with activations of {self.batch} images" if self.batch else "without activations")
         if self.drop_path:
             words.append(f"drop path {self.drop_path:g} ({self.drop_path_mode})")
         if self.patch_dropout:
@@ -47,7 +47,7 @@ class Assumed:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """Counts are exact; memory is a model of it (see memory.py and activations.py)."""
+    """Counts are exact; memory is estimated (see cost/memory.py and cost/activations.py)."""
 
     model: str
     recipe: str | None
@@ -56,18 +56,18 @@ class ModelReport:
     classes: int
     count: ModelCount
     train_flops: int
-    """FLOPs that a training step really spends on an image."""
+    """FLOPs per image actually executed in a training step."""
     activations: Activations
     memory: dict[Strategy, dict[str, int]]
-    """Bytes on each GPU: strategy -> part -> bytes; with activations where the batch is known."""
+    """Bytes per GPU: strategy -> part -> bytes; includes activations if the batch size is known."""
     assumed: Assumed
 
     def memory_total(self, strategy: Strategy) -> int:
-        """Bytes on each GPU."""
+        """Return the total bytes per GPU."""
         return sum(self.memory[strategy].values())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, text, lists and mappings, with units in the names."""
+        """Convert to plain numbers, strings, lists and mappings, with units in the names."""
         count = self.count
         memory = {strategy: {**parts, "total": self.memory_total(strategy)} for strategy, parts in self.memory.items()}
         return {
@@ -86,7 +86,7 @@ class ModelReport:
             "attention_fraction": count.attention_fraction,
             "quadratic_fraction": count.quadratic_fraction,
             "train_flops_per_image_nominal": count.nominal_train_flops_per_image,
-            "train_flops_per_image_spent": self.train_flops,
+            "train_flops_per_image_actual": self.train_flops,
             "activation_bytes_per_image": self.activations.total,
             "activation_bytes_by_part": self.activations.by_part,
             "activation_bytes_recomputed": self.activations.recomputed,
@@ -96,7 +96,7 @@ class ModelReport:
 
 
 def report_on(config: Config, *, gpus: int = 8, batch: int | None = None, recipe: str | None = None) -> ModelReport:
-    """Count the model of `config` on the meta device and work out what training it takes."""
+    """Count the model of `config` on the meta device and estimate the cost of training it."""
     model = build_for_counting(config.model)
     count = count_model(model)
     assumed = _assumed(config, gpus, batch)
