@@ -1,5 +1,5 @@
-# Each target sets up what it needs: a .venv beside this file, made once and reused while setup.py, constraints.txt
-# and what is compiled stay as they are. `make PYTHON=python3.12 ...` chooses the Python it is made with.
+# Each target sets up the environment it needs: a .venv next to this file, created once and reused until setup.py,
+# constraints.txt or the compiled sources change. `make PYTHON=python3.12 ...` selects the Python version.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,10 +9,10 @@ READY := $(VENV)/.ready-$(shell cat setup.py constraints.txt vit_scale/kernels/*
 .PHONY: help train test lint golden bench clean
 .DEFAULT_GOAL := help
 
-help:  ## list these commands
+help:  ## list available commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "make %-7s %s\n", $$1, $$2}'
 
-train: $(READY)  ## train a small ViT on embedded real images, under two minutes on two cores (RECIPE=... for another)
+train: $(READY)  ## train a small ViT on embedded real images, under two minutes on two cores (RECIPE=... to use another recipe)
 	@$(BIN)/python launch/train.py $(RECIPE) && $(BIN)/python launch/show_run.py $(RECIPE)
 
 test: $(READY)  ## run all tests
@@ -21,13 +21,13 @@ test: $(READY)  ## run all tests
 lint: $(READY)  ## check style, formatting and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-golden: $(READY)  ## record the losses that tests/golden compares with again, after a deliberate change
+golden: $(READY)  ## regenerate the reference losses for tests/golden after a deliberate change
 	@$(BIN)/python tests/golden/record.py
 
-bench: $(READY)  ## run the benchmarks against peers and write docs/benchmarks.md (DATA=, SMALL=: images of your own)
+bench: $(READY)  ## run the benchmarks against the baselines and write docs/benchmarks.md (DATA=, SMALL=: your own images)
 	@$(BIN)/python benchmarks/run_all.py $(if $(DATA),--data $(DATA)) $(if $(SMALL),--small $(SMALL))
 
-clean:  ## remove the environment and caches; runs/ stays
+clean:  ## remove the environment and caches; keep runs/
 	rm -rf $(VENV) build *.egg-info vit_scale/kernels/*.so .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

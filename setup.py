@@ -3,36 +3,36 @@ from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 
-# Ranges that should work; constraints.txt has the exact versions that are tested.
+# Supported version ranges; constraints.txt pins the tested versions.
 REQUIRES = [
     "torch>=2.6",
     "torchvision>=0.21",
     "timm>=1.0.15",
     "accelerate>=1.6",
     "deepspeed>=0.16; platform_system == 'Linux'",
-    "transformers>=4.50; platform_system == 'Linux'",  # accelerate asks for its version before it uses DeepSpeed
+    "transformers>=4.50; platform_system == 'Linux'",  # accelerate checks its version before using DeepSpeed
     "datasets>=3.0",
     "wandb>=0.19",
     "safetensors>=0.5",
     "numpy>=1.26",
     "pillow>=11",
-    "simplejpeg>=1.8",  # decodes JPEG at a reduced size, faster than Pillow
+    "simplejpeg>=1.8",  # JPEG decoding at reduced size, faster than Pillow
     "PyYAML>=6.0",
     "pydantic>=2.9",
     "psutil>=5.9",
     "rich>=13.7",
-    "scikit-learn>=1.4",  # the embedded digits
-    "plotly>=6.0",  # the page of a run
-    "jinja2>=3.1",  # its template
-    "matplotlib>=3.8",  # pictures: confusion matrix, attention
-    "optuna>=4.0",  # sweeps without an account
+    "scikit-learn>=1.4",  # embedded digits dataset
+    "plotly>=6.0",  # run page
+    "jinja2>=3.1",  # run page template
+    "matplotlib>=3.8",  # figures: confusion matrix, attention
+    "optuna>=4.0",  # local sweeps
 ]
 EXPORT = ["onnx>=1.17", "onnxscript>=0.3", "onnxruntime>=1.20"]
-# selenium drives the Chromium of the system; tensorboard is one of accelerate's trackers.
+# selenium drives the system's Chromium; tensorboard is one of accelerate's trackers.
 TEST = ["pytest>=8.0", "pytest-xdist>=3.5", "selenium>=4.20", "tensorboard>=2.17", *EXPORT]
 DEV = ["ruff>=0.9", "mypy>=1.14", "types-PyYAML"]
 
-# The kernel for CPUs, once for each kind of vectors. Without a compiler they are left out, and torch's is used.
+# CPU attention kernel, compiled once per instruction set. Skipped without a compiler; torch's kernel is used then.
 VECTORS = {"avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mfma"]}
 KERNELS = [
     Extension(
@@ -48,7 +48,7 @@ KERNELS = [
 setup(
     name="vit_scale",
     version="0.1.0",
-    description="Train Vision Transformers from one CPU to many GPU nodes, with one recipe and the same losses.",
+    description="Train Vision Transformers from a single CPU to many GPU nodes, with one recipe and the same losses.",
     long_description=Path("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",

@@ -1,4 +1,4 @@
-"""What the training loop costs beyond forward, backward and the optimiser's step.
+"""What the training loop costs beyond forward, backward and the optimizer's step.
 
     python benchmarks/loop_overhead.py [--rounds 12] [--model vit_cifar_small] [--batch 64] [--json]
 
@@ -30,7 +30,7 @@ from vit_scale.train.meter import Meter
 
 STEPS = 5
 GOAL = 1.02
-LIMIT = "the EMA's pass over the weights; clipping and the guard ride on the optimiser's own pass"
+LIMIT = "the EMA's pass over the weights; clipping and the guard ride on the optimizer's own pass"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Training as timm's train.py does it: its loader with a prefetcher, Mixup, model, EMA, optimiser and scheduler.
+"""Training as timm's train.py does it: its loader with a prefetcher, Mixup, model, EMA, optimizer and scheduler.
 
     python benchmarks/timm_train.py --data FOLDER --model vit_cifar_small --size 32 --batch 128 --steps 20
     python benchmarks/timm_train.py --data FOLDER --batch 128 --minutes 25 --evaluations 10

@@ -1,4 +1,4 @@
-"""A training step of our model beside timm's: the same weights, images, loss and optimiser.
+"""A training step of our model beside timm's: the same weights, images, loss and optimizer.
 
     python benchmarks/train_step.py [--rounds 4] [--models vit_cifar_small:64 ...] [--drop-path 0 0.1 0.4] [--json]
 

@@ -1,4 +1,4 @@
-"""Take a run's model elsewhere: `python launch/export.py RUN --to timm|onnx|torch-export|hub-folder`."""
+"""Export a run's model: `python launch/export.py RUN --to timm|onnx|torch-export|hub-folder`."""
 
 from vit_scale.cli import run_main
 from vit_scale.commands.export import main

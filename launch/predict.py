@@ -1,4 +1,4 @@
-"""Classify pictures with a run: `python launch/predict.py RUN IMAGE|FOLDER|GLOB ...`."""
+"""Classify images with a run: `python launch/predict.py RUN IMAGE|DIR|GLOB ...`."""
 
 from vit_scale.cli import run_main
 from vit_scale.commands.predict import main

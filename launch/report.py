@@ -1,4 +1,4 @@
-"""Parameters, MACs and memory of models: `python launch/report.py [NAME or RECIPE ...] [section.option=value ...]`."""
+"""Report the cost of models: `python launch/report.py [NAME or RECIPE ...] [section.option=value ...]`."""
 
 from vit_scale.cli import run_main
 from vit_scale.commands.report import main

@@ -1,4 +1,4 @@
-"""Write a picture of what the model receives: `python launch/show_batch.py RECIPE [section.option=value ...]`."""
+"""Save a training batch as an image grid: `python launch/show_batch.py RECIPE [section.option=value ...]`."""
 
 from vit_scale.cli import run_main
 from vit_scale.commands.show_batch import main

@@ -1,4 +1,4 @@
-"""Write the page of a run, or of several side by side: `python launch/show_run.py RUN [RUN ...] [--out FILE]`."""
+"""Write an HTML page about one or more runs: `python launch/show_run.py RUN [RUN ...] [--out FILE]`."""
 
 from vit_scale.cli import run_main
 from vit_scale.commands.show_run import main

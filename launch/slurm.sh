@@ -1,41 +1,41 @@
 #!/bin/bash
 # Train on a Slurm cluster:  sbatch launch/slurm.sh [RECIPE] [section.option=value ...]
-# from the repository's folder, which must be on a disk that all machines share. Edit what stands above the line.
+# from the repository directory, which must be on a file system shared by all nodes. Edit the settings above the line.
 
 #SBATCH --job-name=vit_scale
-#SBATCH --nodes=8                  # machines
-#SBATCH --gpus-per-node=8          # GPUs of each
-#SBATCH --ntasks-per-node=8        # processes on each machine: one for each GPU
-#SBATCH --cpus-per-task=12         # cores for each process, which load its images
-#SBATCH --time=24:00:00            # then the job is put back into the queue, and goes on from where it was
-#SBATCH --output=slurm-%j.log      # one log, also over requeues
-##SBATCH --partition=gpu           # what your cluster asks for: remove one # and fill in
+#SBATCH --nodes=8                  # nodes
+#SBATCH --gpus-per-node=8          # GPUs per node
+#SBATCH --ntasks-per-node=8        # processes per node: one per GPU
+#SBATCH --cpus-per-task=12         # cores per process, for data loading
+#SBATCH --time=24:00:00            # then the job is requeued and resumes
+#SBATCH --output=slurm-%j.log      # one log across requeues
+##SBATCH --partition=gpu           # if your cluster requires it: remove one # and fill in
 ##SBATCH --account=project
 
-#SBATCH --signal=USR1@120          # two minutes before the end: time to finish a step and save
+#SBATCH --signal=USR1@120          # two minutes before the end: enough to finish a step and save a checkpoint
 #SBATCH --requeue
 #SBATCH --open-mode=append
 
-RECIPE=recipes/vit_large.yaml             # where the command names none
-OPTIONS=(                                 # for every run of this script; the command's come after them
-    # "run.dir=/shared/runs/vit_large"    # default: runs/<recipe> here; must be on a disk that all machines share
+RECIPE=recipes/vit_large.yaml             # default if the command names no recipe
+OPTIONS=(                                 # for every run of this script; options of the command are appended
+    # "run.dir=/shared/runs/vit_large"    # default: runs/<recipe>; must be on a file system shared by all nodes
     # "parallel.strategy=zero3"
 )
-PYTHON=.venv/bin/python                   # of the environment that vit_scale is installed in
-# export HF_HOME=/scratch/huggingface     # cache of data sets
-# export NCCL_SOCKET_IFNAME=ib0           # network between machines, where NCCL picks the wrong one
+PYTHON=.venv/bin/python                   # of the environment with vit_scale installed
+# export HF_HOME=/scratch/huggingface     # dataset cache
+# export NCCL_SOCKET_IFNAME=ib0           # network between nodes, if NCCL picks the wrong one
 
 # --------------------------------------------------------------------------------------------------------------------
-# srun starts the training processes themselves, with no launcher in between: Slurm's signals reach each of them, which
-# would kill a launcher, and their exit status reaches this script. They find each other by Slurm's variables.
-REQUEUE=138 # exit status of a run that SIGUSR1 has stopped and that is saved
+# srun starts the training processes directly, without a launcher: Slurm's signals, which would kill a launcher, reach
+# every process, and their exit code reaches this script. They find each other through Slurm's environment variables.
+REQUEUE=138 # exit code of a run that was stopped by SIGUSR1 and has saved a checkpoint
 
 cd "${SLURM_SUBMIT_DIR:-.}" || exit 1
 if [[ "${1:-}" == *.yaml ]]; then
     RECIPE=$1
     shift
 fi
-# When one process has ended, the others have a minute to write what they hold.
+# After one process exits, the others have one minute to save their state.
 srun --kill-on-bad-exit=0 --wait=60 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \
     "$PYTHON" launch/train.py "$RECIPE" "${OPTIONS[@]}" "$@"
 status=$?

@@ -1,4 +1,4 @@
-"""Run a sweep without an account: `python launch/sweep.py SWEEP [section.option=value ...] [--count N]`."""
+"""Run a hyperparameter sweep locally: `python launch/sweep.py SWEEP [section.option=value ...] [--count N]`."""
 
 from vit_scale.cli import run_main
 from vit_scale.commands.sweep import main

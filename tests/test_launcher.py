@@ -1,4 +1,4 @@
-"""Slurm's names for what torch wants to know."""
+"""Slurm variables are translated to the ones torch reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TASK = {
 }
 
 
-def test_a_task_of_srun_knows_its_place() -> None:
+def test_srun_task_gets_rank_and_world_size() -> None:
     assert slurm_variables(TASK) == {
         "RANK": "13",
         "WORLD_SIZE": "16",
@@ -28,16 +28,16 @@ def test_a_task_of_srun_knows_its_place() -> None:
     }
 
 
-def test_a_task_that_sees_one_gpu_takes_it() -> None:
+def test_task_with_one_visible_gpu_uses_local_rank_0() -> None:
     assert slurm_variables(TASK | {"CUDA_VISIBLE_DEVICES": "5"})["LOCAL_RANK"] == "0"
     assert slurm_variables(TASK | {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"})["LOCAL_RANK"] == "5"
 
 
-def test_a_launcher_that_srun_started_is_believed() -> None:
+def test_existing_rank_takes_precedence_over_srun() -> None:
     assert slurm_variables(TASK | {"RANK": "3", "WORLD_SIZE": "4"}) == {}
 
 
-def test_a_shell_inside_an_allocation_waits_for_nobody() -> None:
+def test_shell_inside_an_allocation_is_a_single_process() -> None:
     assert slurm_variables({"SLURM_PROCID": "0", "SLURM_NTASKS": "16", "SLURM_JOB_ID": "1"}) == {}
     assert slurm_variables(TASK | {"SLURM_STEP_NUM_TASKS": "1"}) == {}
 
@@ -52,5 +52,5 @@ def test_a_shell_inside_an_allocation_waits_for_nobody() -> None:
         ("dgx-a100-[001-128]", "dgx-a100-001"),
     ],
 )
-def test_first_host_of_slurms_list(nodes: str, first: str) -> None:
+def test_first_host_of_node_list(nodes: str, first: str) -> None:
     assert first_host(nodes) == first

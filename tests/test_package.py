@@ -1,4 +1,4 @@
-"""Importing is light, and the package's files agree with one another."""
+"""Importing the package is fast, and its metadata files are consistent."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def modules_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_importing_the_package_loads_neither_torch_nor_what_is_heavier() -> None:
+def test_importing_the_package_loads_neither_torch_nor_heavier_packages() -> None:
     assert modules_after("import vit_scale").isdisjoint([*HEAVY, "torch"])
 
 
-def test_creating_a_model_loads_nothing_heavy_but_torch() -> None:
+def test_creating_a_model_loads_no_heavy_package_except_torch() -> None:
     loaded = modules_after("import vit_scale; vit_scale.create_model('vit_mu')")
     assert "torch" in loaded
     assert loaded.isdisjoint(HEAVY)
 
 
-def test_public_names_are_there_and_others_are_not() -> None:
+def test_public_names_exist_and_unknown_names_raise() -> None:
     import vit_scale
 
     for name in vit_scale.__all__:
@@ -37,7 +37,7 @@ def test_public_names_are_there_and_others_are_not() -> None:
         _ = vit_scale.nothing
 
 
-def test_version_is_the_one_of_setup(root: Path) -> None:
+def test_version_matches_setup(root: Path) -> None:
     import vit_scale
 
     assert f'version="{vit_scale.__version__}"' in (root / "setup.py").read_text()
@@ -51,7 +51,7 @@ def test_constraints_pin_every_requirement(root: Path) -> None:
     assert not missing
 
 
-def test_no_file_names_a_folder_of_somebody_s_machine(root: Path) -> None:
+def test_no_file_contains_a_home_directory(root: Path) -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.split()
     home = re.compile(r"(?<![\w.])/(home|root|Users)/\w")
     for name in listed:

@@ -1,4 +1,4 @@
-"""The README is true: its commands run, its links lead somewhere."""
+"""The README is correct: its commands run and its links resolve."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def commands() -> list[str]:
     return [line for line in lines if line]
 
 
-def test_train_and_test_commands_stand_within_the_first_30_lines() -> None:
+def test_train_and_test_commands_are_in_the_first_30_lines() -> None:
     first = "\n".join(TEXT.splitlines()[:30])
     assert "make train" in first
     assert "make test" in first
@@ -37,7 +37,7 @@ def test_make_targets_exist_and_bare_make_lists_them() -> None:
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder like the repository, with a trained run and a picture, that commands may write into."""
+    """A writable working directory laid out like the repository, with two trained runs and an image."""
     desk = tmp_path_factory.mktemp("desk")
     for name in ("launch", "recipes", "accelerate_config.yaml"):
         (desk / name).symlink_to(ROOT / name)
@@ -54,7 +54,7 @@ def train(desk: Path, arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("command", [c for c in commands() if not c.startswith("make")])
 def test_command_runs(command: str, desk: Path) -> None:
-    """For real where it takes seconds; long trainings and launchers are parsed to the end instead."""
+    """Run it if it takes seconds; for long training runs and launchers, only parse the arguments."""
     words = shlex.split(command)
     if words[0] == "wandb":
         assert (ROOT / words[-1]).exists() or "ID" in words

@@ -1,4 +1,4 @@
-"""Learning rate and EMA weight are functions of the step, with the values the formulas promise."""
+"""Learning rate and EMA coefficient are functions of the step and match their formulas."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from vit_scale.schedule import LearningRate, ema_weight
 
 
-def test_warmup_rises_to_the_peak_and_cosine_falls_to_the_end() -> None:
+def test_warmup_reaches_the_peak_and_cosine_decays_to_final() -> None:
     lr = LearningRate(peak=1.0, final=0.1, steps=110, warmup_steps=10)
     assert [lr.at(s) for s in (0, 4, 9)] == pytest.approx([0.1, 0.5, 1.0])
     assert lr.at(10) == 1.0
-    assert lr.at(60) == pytest.approx(0.55)  # half way down
+    assert lr.at(60) == pytest.approx(0.55)  # halfway
     assert lr.at(110) == pytest.approx(0.1)
     assert all(lr.at(s) > lr.at(s + 1) >= 0.1 for s in range(10, 110))
 
@@ -38,7 +38,7 @@ def test_cosine_equals_timm() -> None:
 
 @pytest.mark.parametrize(("decay", "warmup"), [(0.9, False), (0.999, False), (0.9, True), (0.9999, True)])
 def test_ema_weight_is_the_bias_corrected_average(decay: float, warmup: bool) -> None:
-    """Against the textbook form: average from zero, divided by one minus the product of the decays."""
+    """Compare with the textbook form: EMA from zero, divided by one minus the product of the decays."""
     values = [math.sin(t) + 2 for t in range(300)]
     plain, product, folded = 0.0, 1.0, 0.0
     for t, value in enumerate(values):
@@ -49,6 +49,6 @@ def test_ema_weight_is_the_bias_corrected_average(decay: float, warmup: bool) ->
         assert folded == pytest.approx(plain / (1 - product), rel=1e-9)
 
 
-def test_first_ema_update_takes_the_weights_whole() -> None:
+def test_first_ema_step_copies_the_weights() -> None:
     assert ema_weight(0, 0.9999, warmup=False) == pytest.approx(1.0)
     assert ema_weight(0, 0.9999, warmup=True) == pytest.approx(1.0)

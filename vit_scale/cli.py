@@ -1,4 +1,4 @@
-"""Entry points: argument parsing, exit status, and the `vit-scale` command table."""
+"""Entry points: argument parsing, exit codes and the `vit-scale` command table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vit_scale.launcher import adopt_launcher
 
 
 def run_main(main: Callable[[Sequence[str]], int]) -> None:
-    """Run `main(argv)` and exit with its status; a `UserError` is a message on stderr and status 2."""
+    """Run `main(argv)` and exit with its status; a `UserError` is printed to stderr and exits with code 2."""
     adopt_launcher()
     try:
         status = main(sys.argv[1:])
@@ -33,14 +33,14 @@ def run_main(main: Callable[[Sequence[str]], int]) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, whose errors are `UserError`s."""
+    """Argument parser that raises `UserError`."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
         raise UserError(f"{message}\n{self.format_usage().strip()}")
 
 
 class Command(NamedTuple):
-    """Where a command's `main(argv)` lives, what it does, and what stands in front of its arguments."""
+    """Module that defines a command's `main(argv)`, one-line summary, and arguments to prepend."""
 
     module: str
     summary: str
@@ -49,25 +49,25 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("vit_scale.commands.train", "train a recipe"),
-    "plan": Command("vit_scale.commands.train", "say what a recipe would train, and in what time", ("--dry-run",)),
-    "eval": Command("vit_scale.commands.eval", "accuracy, confusion and calibration of a run or a model"),
-    "predict": Command("vit_scale.commands.predict", "classify pictures with a run"),
-    "export": Command("vit_scale.commands.export", "a run's model for timm, ONNX, torch.export or the hub"),
-    "show": Command("vit_scale.commands.show_run", "a page with the curves and pictures of runs"),
-    "batch": Command("vit_scale.commands.show_batch", "a picture of what the model receives"),
-    "sweep": Command("vit_scale.commands.sweep", "search over options of a recipe"),
-    "report": Command("vit_scale.commands.report", "parameters, MACs and memory of models"),
+    "plan": Command("vit_scale.commands.train", "estimate time, memory and communication of a recipe", ("--dry-run",)),
+    "eval": Command("vit_scale.commands.eval", "evaluate a run or a model: accuracy, confusion matrix, calibration"),
+    "predict": Command("vit_scale.commands.predict", "classify images with a run"),
+    "export": Command("vit_scale.commands.export", "export a run's model to timm, ONNX, torch.export or the Hub"),
+    "show": Command("vit_scale.commands.show_run", "write an HTML page with the curves and images of runs"),
+    "batch": Command("vit_scale.commands.show_batch", "save a training batch as an image grid"),
+    "sweep": Command("vit_scale.commands.sweep", "search hyperparameters of a recipe"),
+    "report": Command("vit_scale.commands.report", "report parameters, MACs and memory of models"),
 }
 USAGE = "usage: vit-scale COMMAND [arguments ...]        vit-scale COMMAND --help"
 
 
 def main() -> None:
-    """Run the command that the first argument names; exits with its status."""
+    """Run the command named by the first argument and exit with its status."""
     run_main(dispatch)
 
 
 def dispatch(argv: Sequence[str]) -> int:
-    """`argv` is the command's name and its arguments."""
+    """Run a command; `argv` is its name followed by its arguments. Returns the exit code."""
     name, *rest = argv or ["--help"]
     if name in ("-h", "--help", "help"):
         print(_help())
@@ -76,16 +76,16 @@ def dispatch(argv: Sequence[str]) -> int:
         print(f"vit_scale {importlib.metadata.version('vit_scale')}")
         return 0
     command = find_command(name)
-    # Usage texts begin with what was typed.
+    # Usage texts start with the command as typed.
     sys.argv[0] = f"vit-scale {name}"
     return _main_of(command)([*command.arguments, *rest])
 
 
 def find_command(name: str) -> Command:
-    """The command of this name, or a UserError with the nearest one."""
+    """Return the command `name`; raises `UserError` with the nearest match if it is unknown."""
     if name not in COMMANDS:
-        hint = did_you_mean(name, COMMANDS) or f"there are {', '.join(COMMANDS)}"
-        raise UserError(f"{name}: no such command; {hint}\n{USAGE}")
+        hint = did_you_mean(name, COMMANDS) or f"available: {', '.join(COMMANDS)}"
+        raise UserError(f"{name}: unknown command; {hint}\n{USAGE}")
     return COMMANDS[name]
 
 
@@ -99,10 +99,10 @@ def _help() -> str:
         [
             USAGE,
             "",
-            "Train Vision Transformers, from one CPU to many GPU nodes.",
+            "Train Vision Transformers on anything from a single CPU to many GPU nodes.",
             "",
             *lines,
             "",
-            "On many processes: accelerate launch -m vit_scale COMMAND [arguments ...]",
+            "Multiple processes: accelerate launch -m vit_scale COMMAND [arguments ...]",
         ]
     )

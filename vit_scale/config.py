@@ -1,12 +1,12 @@
-"""Every option, once: a tree of dataclasses with a doc string for each field.
+"""All options of a run: a tree of dataclasses in which every field has a doc string.
 
-Types and ranges are enforced by pydantic when a tree is built; `vit_scale.recipe` reads recipes and command lines
-into this tree and turns what does not fit into a `UserError`. Nothing here imports torch, so `--help` is quick.
+pydantic enforces types and ranges when a tree is built; `vit_scale.recipe` reads recipes and command lines into this
+tree and raises `UserError` for invalid values. This module does not import torch, so `--help` is fast.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, Strict
 from pydantic.dataclasses import dataclass
@@ -15,7 +15,7 @@ _TREE = ConfigDict(
     extra="forbid",
     use_attribute_docstrings=True,
     allow_inf_nan=False,
-    # `global` is a keyword in Python; recipes and command lines say `batch.global`.
+    # `global` is a Python keyword; recipes and command lines use `batch.global`.
     alias_generator=lambda name: name.rstrip("_"),
 )
 
@@ -42,110 +42,111 @@ class TaskConfig:
 
 @dataclass(config=_TREE, frozen=True, kw_only=True)
 class ModelConfig:
-    """What is trained. Every field but `name` changes the variant that `name` picks; null keeps the variant's own."""
+    """Model architecture. Every field except `name` modifies the variant selected by `name`; null keeps its value."""
 
     name: str = "vit_small_patch16_224"
-    """A variant of vit_scale/models/variants.py, or `timm/<any timm model>`."""
+    """A variant from vit_scale/models/variants.py, or `timm/<any timm model>`."""
     weights: str | None = None
-    """Start from these weights: a safetensors file, a run's folder, or `timm/<name>` from the hub."""
+    """Initial weights: a safetensors file, a run directory, or `timm/<name>` from the Hub."""
     num_classes: CountOrZero | None = None
-    """Classes of the head; null: as many as the data has; 0: no head, the model returns pooled features."""
+    """Number of output classes; null: inferred from the data; 0: no head, the model returns pooled features."""
     in_chans: Count | None = None
-    """Channels of an image; null: as many as the data has."""
+    """Number of input channels; null: inferred from the data."""
     img_size: Count | tuple[Count, Count] | None = None
     """Image size in pixels, one number or [height, width]."""
     patch_size: Count | tuple[Count, Count] | None = None
     """Patch size in pixels, one number or [height, width]."""
     embed_dim: Count | None = None
-    """Width of a token."""
+    """Token embedding dimension."""
     depth: Count | None = None
     """Number of transformer blocks."""
     num_heads: Count | None = None
-    """Attention heads; must divide the width."""
+    """Number of attention heads; must divide `embed_dim`."""
     mlp_ratio: Positive | None = None
-    """Hidden width of the MLP over the token width; SwiGLU takes two thirds of it, for as many parameters."""
+    """Ratio of MLP hidden dimension to `embed_dim`; SwiGLU uses 2/3 of it to match the parameter count."""
     mlp: Literal["gelu", "swiglu"] | None = None
-    """Kind of MLP."""
+    """MLP type."""
     drop_path: Rate = 0.0
-    """Stochastic depth: the rate of the last block."""
+    """Stochastic depth: drop rate of the last block."""
     drop_path_schedule: Literal["linear", "uniform"] = "linear"
-    """Rate over depth: rising from 0 to `drop_path`, or the same in every block."""
+    """Drop rate over depth: increasing linearly from 0 to `drop_path`, or the same in every block."""
     drop_path_mode: Literal["skip", "mask"] = "skip"
-    """`skip` computes a residual branch only for the samples that keep it; `mask` computes all, then zeroes."""
+    """`skip` computes a residual branch only for the samples that keep it; `mask` computes all samples, then zeroes."""
     dropout: Rate | None = None
-    """Dropout after the position embedding, on projections and in the MLP."""
+    """Dropout rate after the position embedding, on projections and in the MLP."""
     attn_dropout: Rate | None = None
-    """Dropout on attention weights."""
+    """Dropout rate on attention weights."""
     patch_dropout: Rate = 0.0
-    """Share of patch tokens left out in training."""
+    """Fraction of patch tokens dropped during training."""
     layer_scale: Positive | None = None
-    """Initial value of LayerScale; null: the variant's own, for most none."""
+    """Initial value of LayerScale; null: the variant's default (none for most variants)."""
     pos_embed: Literal["learned", "learned_2d", "sincos", "rope", "relative", "none"] | None = None
     """Position embedding: learned 1-D, learned row + column, fixed sin-cos 2-D, rotary 2-D, relative bias, none."""
     pool: Literal["cls", "mean", "max", "tokens"] | None = None
-    """What the head sees: the class token, the mean or the maximum of patch tokens, or every token."""
+    """Input of the head: the class token, the mean or maximum of the patch tokens, or all tokens."""
     class_token: Bool | None = None
-    """A class token in front of the patches."""
+    """Prepend a class token to the patch tokens."""
     registers: CountOrZero | None = None
-    """Register tokens."""
+    """Number of register tokens."""
     distilled: Bool | None = None
-    """A distillation token with a head of its own (DeiT)."""
+    """Add a distillation token with a separate head (DeiT)."""
     qk_norm: Bool | None = None
-    """LayerNorm on queries and keys."""
+    """Apply LayerNorm to queries and keys."""
     qkv_bias: Bool | None = None
-    """Bias of the query, key and value projection."""
+    """Use a bias in the query, key and value projection."""
     bias: Bool | None = None
-    """Bias of all other linear layers of a block."""
+    """Use a bias in all other linear layers of a block."""
     kernel: Literal["auto", "flash", "efficient", "cudnn", "math", "explicit"] = "auto"
-    """Attention kernel of scaled_dot_product_attention; `auto`: the fastest, on a CPU a custom one if it was built;
+    """scaled_dot_product_attention kernel; `auto`: the fastest available (on CPU the custom kernel, if compiled);
     `explicit`: plain torch operations in the whole model, which can be differentiated twice."""
     init: Literal["trunc_normal", "timm", "jax", "kaiming_patch", "whitened"] = "trunc_normal"
-    """Initialisation: truncated normal 0.02, timm's, JAX's (xavier), Kaiming for the patch convolution, or, in
+    """Weight initialization: truncated normal 0.02, timm's, JAX's (Xavier), Kaiming for the patch convolution, or, in
     training, a patch convolution that whitens the patches of the training images."""
 
 
 @dataclass(config=_TREE, frozen=True, kw_only=True)
 class DataConfig:
-    """Where images come from and how they are read."""
+    """Dataset and data loading."""
 
     source: str = "embedded:digits"
-    """Hub id, folder of images by class, of parquet files or of `save_to_disk`, `embedded:digits`, `synthetic`."""
+    """Hub dataset ID; directory with one subdirectory of images per class, with parquet files, or written by
+    `save_to_disk`; `embedded:digits`; or `synthetic`."""
     name: str | None = None
-    """Configuration of the hub dataset, where it has several."""
+    """Configuration name of the Hub dataset, if it has several."""
     train_split: str = "train"
-    """Split to train on; slices such as `train[:10%]` are understood."""
+    """Training split; slices such as `train[:10%]` are supported."""
     val_split: str | None = None
-    """Split to evaluate on; null: `validation`, `val` or `test`, else a hold-out of the training split."""
+    """Evaluation split; null: `validation`, `val` or `test` if present, otherwise held out from the training split."""
     val_fraction: Annotated[float, Strict(), Field(gt=0, lt=1)] = 0.1
-    """Share of each class held out where there is no validation split."""
+    """Fraction of each class to hold out if there is no validation split."""
     image_column: str | None = None
-    """Column of the images; null: the one with the image feature."""
+    """Image column; null: the column with the Image feature."""
     label_column: str | None = None
-    """Column of the labels; null: the one with the class-label feature, or the integer one named like a label."""
+    """Label column; null: the column with the ClassLabel feature, or an integer column with a typical label name."""
     streaming: Bool = False
-    """Read a hub dataset while training instead of downloading it first."""
+    """Stream a Hub dataset during training instead of downloading it first."""
     on_error: Literal["raise", "skip"] = "raise"
-    """A broken image: stop and name it, or take a deterministic substitute and count."""
+    """On a corrupt image: raise an error that names it, or substitute another image deterministically and count it."""
     cache: Literal["none", "decoded"] = "none"
-    """`decoded` keeps a memory-mapped copy of all training images, decoded once at `cache_size`."""
+    """`decoded`: cache all training images, decoded once at `cache_size`, in a memory-mapped file."""
     cache_dir: str | None = None
-    """Folder of the decoded copy; null: `vit_scale` in the user's cache folder."""
+    """Directory of the decoded cache; null: `vit_scale` in the user cache directory."""
     cache_size: Count | None = None
-    """Shorter side of a decoded image; null: 1.15 of the model's image size, never enlarged."""
+    """Shorter side of a decoded image; null: 1.15x the model's image size, never upscaled."""
     workers: CountOrZero | Auto = "auto"
-    """Loading processes for each training process; `auto`: by cores and the kind of data."""
+    """Data-loading workers per training process; `auto`: based on CPU cores and data source."""
     mean: tuple[Number, ...] | Literal["auto", "imagenet", "inception", "cifar10", "none"] = "auto"
-    """Mean for each channel in 0..1, or a name; `auto`: the model's own."""
+    """Per-channel mean for normalization in 0..1, or a preset name; `auto`: the model's."""
     std: tuple[Positive, ...] | Literal["auto", "imagenet", "inception", "cifar10", "none"] = "auto"
-    """Standard deviation for each channel in 0..1, or a name; `auto`: the model's own."""
+    """Per-channel standard deviation for normalization in 0..1, or a preset name; `auto`: the model's."""
     synthetic_images: Count = 1024
-    """Images of the `synthetic` source."""
+    """`synthetic`: number of images."""
     synthetic_classes: Count = 1000
-    """Classes of the `synthetic` source."""
+    """`synthetic`: number of classes."""
     synthetic_size: Count = 224
-    """Height and width of a `synthetic` image."""
+    """`synthetic`: image height and width."""
     synthetic_chans: Count = 3
-    """Channels of a `synthetic` image."""
+    """`synthetic`: number of channels."""
 
 
 Interpolation = Literal["bicubic", "bilinear", "random"]
@@ -153,201 +154,201 @@ Interpolation = Literal["bicubic", "bilinear", "random"]
 
 @dataclass(config=_TREE, frozen=True, kw_only=True)
 class AugmentConfig:
-    """What happens to an image between the file and the model."""
+    """Data augmentation, MixUp and CutMix, and evaluation preprocessing."""
 
     crop: Literal["random_resized", "random", "none"] = "random_resized"
-    """Random crop of random size; resize, pad and crop at a random place; or resize and crop the centre."""
+    """Random resized crop; resize, pad and crop at a random position; or resize and center crop."""
     crop_scale: tuple[Fraction, Fraction] = (0.08, 1.0)
-    """Share of the area that a random resized crop takes."""
+    """Random resized crop: range of the crop area as a fraction of the image area."""
     crop_ratio: tuple[Positive, Positive] = (0.75, 1.3333)
-    """Width over height of a random resized crop."""
+    """Random resized crop: range of the aspect ratio (width / height)."""
     crop_padding: CountOrZero = 4
-    """Pixels of border that are added before a `random` crop."""
+    """Padding in pixels before a `random` crop."""
     crop_border: Literal["reflect", "black"] = "reflect"
-    """What that border shows: the image mirrored, or black."""
+    """Padding mode of a `random` crop: reflect the image, or black."""
     interpolation: Interpolation = "random"
-    """Resampling in training; `random` picks bicubic or bilinear for each image."""
+    """Training interpolation; `random` picks bicubic or bilinear per image."""
     hflip: Fraction = 0.5
-    """Probability of a left-right flip."""
+    """Probability of a horizontal flip."""
     vflip: Fraction = 0.0
-    """Probability of an upside-down flip."""
+    """Probability of a vertical flip."""
     color_jitter: NotNegative = 0.0
     """Strength of brightness, contrast and saturation changes."""
     three_augment: Bool = False
-    """3-Augment of DeiT III: one of grayscale, solarize, blur for each image."""
+    """3-Augment (DeiT III): one of grayscale, solarize and blur per image."""
     rand_augment: str = ""
-    """RandAugment as timm's spec string, such as `rand-m9-mstd0.5-inc1`; empty: off."""
+    """RandAugment as a timm config string, e.g. `rand-m9-mstd0.5-inc1`; empty: off."""
     rand_layers: Count = 2
-    """RandAugment by fields: operations for each image (used when `rand_magnitude` is set)."""
+    """RandAugment: operations per image (used if `rand_magnitude` is set)."""
     rand_magnitude: Annotated[float, Strict(), Field(ge=0, le=10)] | None = None
-    """RandAugment by fields: strength from 0 to 10; null: off, or by `rand_augment`."""
+    """RandAugment: magnitude from 0 to 10; null: off, or as set by `rand_augment`."""
     rand_magnitude_std: NotNegative = 0.0
-    """RandAugment by fields: standard deviation of the strength."""
+    """RandAugment: standard deviation of the magnitude."""
     rand_increasing: Bool = True
-    """RandAugment by fields: operations whose strength rises with the magnitude."""
+    """RandAugment: use operations whose severity increases with the magnitude."""
     erase: Fraction = 0.0
     """Probability of random erasing."""
     erase_mode: Literal["pixel", "color", "black"] = "pixel"
-    """Fill of the erased box: noise for each pixel, one random colour, or black."""
+    """Fill of the erased box: per-pixel noise, one random color, or black."""
     mixup: NotNegative = 0.0
-    """Alpha of MixUp; 0: off."""
+    """MixUp alpha; 0: off."""
     cutmix: NotNegative = 0.0
-    """Alpha of CutMix; 0: off."""
+    """CutMix alpha; 0: off."""
     mix_prob: Fraction = 1.0
-    """Probability that a batch (or pair, or image) is mixed at all."""
+    """Probability of mixing a batch (or pair, or image)."""
     mix_switch_prob: Fraction = 0.5
-    """Probability of CutMix over MixUp when both are on."""
+    """Probability of CutMix instead of MixUp if both are enabled."""
     mix_mode: Literal["batch", "pair", "elem"] = "batch"
-    """One mixing weight for each batch, pair of images, or image."""
+    """One mixing coefficient per batch, per pair of images, or per image."""
     mix_patches: Bool = False
-    """MixUp that swaps whole patches instead of blending pixels."""
+    """MixUp swaps whole patches instead of blending pixels."""
     progressive: tuple[tuple[Rate, Count], ...] = ()
-    """Smaller images at first: pairs of the share of the run at which a phase begins and its image size, such as
-    [[0, 16], [0.5, 24], [0.8, 32]]; images are shrunk where the model is. Empty: the model's size throughout."""
-    mix_off_epochs: NotNegative = 0.0
-    """No mixing in this many last epochs."""
+    """Progressive resizing: pairs of (fraction of the run at which a phase starts, image size), e.g.
+    [[0, 16], [0.5, 24], [0.8, 32]]; images are downscaled on the model's device. Empty: full size throughout."""
+    no_mix_epochs: NotNegative = 0.0
+    """Disable MixUp and CutMix for the last N epochs."""
     label_smoothing: Rate = 0.0
-    """Share of the target spread over all classes."""
+    """Label smoothing."""
     repeats: Count = 1
-    """Repeated augmentation: copies of an image in a batch, each augmented on its own (DeiT: 3)."""
+    """Repeated augmentation: copies of each image per batch, augmented independently (DeiT: 3)."""
     eval_crop: Annotated[float, Strict(), Field(gt=0, le=1)] = 0.875
-    """Evaluation: image size over the size the shorter side is resized to, before the centre crop."""
+    """Evaluation: ratio of image size to resized shorter side, before the center crop."""
     eval_interpolation: Literal["bicubic", "bilinear"] = "bicubic"
-    """Resampling in evaluation."""
+    """Evaluation interpolation."""
 
 
 @dataclass(config=_TREE, frozen=True, kw_only=True)
 class OptimConfig:
-    """How weights change."""
+    """Optimizer and loss."""
 
     name: str = "adamw"
-    """`adamw`, `lamb`, `sgd`, `muon`, or any optimiser of timm by name."""
+    """`adamw`, `lamb`, `sgd`, `muon`, or any timm optimizer."""
     lr: Positive = 1e-3
     """Peak learning rate."""
-    other_lr: Positive | None = None
-    """`muon`: peak learning rate of all that is no matrix of a block; null: the same."""
+    adamw_lr: Positive | None = None
+    """`muon`: peak learning rate of the parameters that AdamW optimizes (all except block matrices); null: `lr`."""
     weight_decay: NotNegative = 0.05
-    """Decoupled weight decay; biases, norms, LayerScale, tokens and position embeddings have none."""
+    """Decoupled weight decay; not applied to biases, norms, LayerScale, tokens and position embeddings."""
     betas: tuple[Rate, Rate] = (0.9, 0.999)
-    """Decay of the first and second moment."""
+    """Adam betas: decay rates of the first and second moments."""
     eps: Positive = 1e-8
-    """Added to the root of the second moment."""
+    """Term added to the denominator for numerical stability."""
     momentum: Rate = 0.9
     """Momentum of `sgd` and `muon`."""
     clip_norm: NotNegative = 1.0
-    """Largest norm of the gradient; 0: off."""
+    """Maximum gradient norm; 0: no clipping."""
     layer_decay: Annotated[float, Strict(), Field(gt=0, le=1)] = 1.0
-    """Learning rate of a layer over that of the next one; 1: the same for all."""
+    """Layer-wise learning rate decay: ratio of a layer's learning rate to the next layer's; 1: off."""
     loss: Literal["cross_entropy", "binary"] = "cross_entropy"
-    """Cross entropy, or binary cross entropy for each class (DeiT III)."""
+    """Cross entropy, or binary cross entropy per class (DeiT III)."""
 
 
 @dataclass(config=_TREE, frozen=True, kw_only=True)
 class ScheduleConfig:
-    """How long, and the learning rate over time."""
+    """Training length and learning-rate schedule."""
 
     steps: Count | None = None
-    """Length in updates. Exactly one of `steps` and `epochs` is given."""
+    """Training length in optimizer steps. Set exactly one of `steps` and `epochs`."""
     epochs: Positive | None = None
-    """Length in passes over the training images."""
+    """Training length in epochs."""
     warmup_steps: CountOrZero | None = None
-    """Updates over which the learning rate rises to its peak."""
+    """Linear warmup of the learning rate, in steps."""
     warmup_epochs: NotNegative | None = None
-    """The same in epochs. At most one of the two is given."""
+    """Linear warmup of the learning rate, in epochs. Set at most one of `warmup_steps` and `warmup_epochs`."""
     shape: Literal["cosine", "linear", "constant"] = "cosine"
-    """Learning rate after warm-up."""
+    """Learning-rate decay after warmup."""
     final_lr: NotNegative = 0.0
-    """Learning rate at the end."""
+    """Learning rate at the end of training."""
 
 
 @dataclass(config=_TREE, frozen=True, kw_only=True)
 class BatchConfig:
-    """How many images. The global batch is the unit; accumulation is derived."""
+    """Batch sizes. The number of gradient accumulation steps is derived."""
 
     global_: Count = 1024
-    """Images for each update, over all processes."""
+    """Global batch size: images per optimizer step, over all processes."""
     micro: Count | Auto = "auto"
-    """Images for each forward pass of a process."""
+    """Batch size per device (micro-batch)."""
     eval: Count | Auto = "auto"
-    """Images for each forward pass in evaluation."""
+    """Evaluation batch size per device."""
 
 
 @dataclass(config=_TREE, frozen=True, kw_only=True)
 class EmaConfig:
-    """The moving average of the weights."""
+    """Exponential moving average (EMA) of the weights."""
 
     decay: Rate = 0.0
-    """Share of the average that stays at each update; 0: no average is kept."""
+    """EMA decay per step; 0: no EMA."""
     warmup: Bool = True
-    """Let the decay rise with the step, so that a short run is not held back by its random start."""
+    """Increase the decay with the step, so that the random initialization does not dominate short runs."""
 
 
 @dataclass(config=_TREE, frozen=True, kw_only=True)
 class ParallelConfig:
-    """How the work is spread and in what precision it is done."""
+    """Parallelism, precision and compilation."""
 
     strategy: Auto | Strategy = "auto"
-    """`auto` follows the launcher."""
+    """Parallelism strategy; `auto`: the launcher's."""
     offload: Literal["none", "optimizer", "params"] = "none"
-    """ZeRO: keep in host memory the optimiser's state (any stage), or that and the weights (`zero3`)."""
+    """ZeRO offload to host memory: optimizer state (any stage), or optimizer state and parameters (`zero3`)."""
     timeout_seconds: Count = 600
-    """A process that waits this long for another gives up, and the run ends."""
+    """Timeout for collectives: a rank that waits longer for another rank fails, and the run ends."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """`auto`: bf16 where the hardware has it, fp16 on older GPUs, fp32 on a CPU."""
+    """`auto`: bf16 if the hardware supports it, fp16 on older GPUs, fp32 on CPU."""
     compile: Bool = False
     """Compile each block with torch.compile."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
-    """Recompute activations in the backward pass: of every second block, or of all."""
+    """Recompute activations in the backward pass: `selective`: every second block; `full`: all blocks."""
     tf32: Bool = True
-    """TF32 matrix products on GPUs that have them."""
+    """Use TF32 matmuls on GPUs that support them."""
     deterministic: Bool = False
-    """Only kernels that give the same bits every time."""
+    """Use deterministic kernels only."""
 
 
 @dataclass(config=_TREE, frozen=True, kw_only=True)
 class RunConfig:
-    """Where a run lives, and when it saves, evaluates and speaks."""
+    """Run directory, checkpointing, evaluation and logging."""
 
     dir: str | None = None
-    """Folder of the run; null: `runs/<name of the recipe>`, under a W&B agent `runs/sweeps/<sweep>/<run>`."""
+    """Run directory; null: `runs/<recipe name>`, or `runs/sweeps/<sweep>/<run>` under a W&B agent."""
     seed: CountOrZero = 0
-    """Everything random follows from it."""
+    """Random seed."""
     resume: str = "auto"
-    """`auto`: go on if there is something to go on from; `never`; or the path of a checkpoint."""
+    """`auto`: resume from the latest valid checkpoint, if any; `never`: start from scratch; or a checkpoint path."""
     save_every: Count = 1000
     """Steps between checkpoints."""
     eval_every: Count = 1000
     """Steps between evaluations."""
     log_every: Count = 50
-    """Steps between lines of metrics.jsonl."""
+    """Steps between entries in metrics.jsonl."""
     keep: Count = 2
-    """Newest checkpoints that are kept, besides the best."""
-    max_bad_steps: Count = 50
-    """Stop after this many updates in a row with a loss or gradient that is not finite."""
+    """Number of latest checkpoints to keep, in addition to the best."""
+    max_skipped_steps: Count = 50
+    """Stop after this many consecutive steps with a non-finite loss or gradient."""
 
 
 @dataclass(config=_TREE, frozen=True, kw_only=True)
 class TrackConfig:
-    """Who is told. metrics.jsonl and summary.json are always written."""
+    """Experiment tracking. metrics.jsonl and summary.json are always written."""
 
     wandb: Literal["auto", "offline", "online", "disabled"] = "auto"
-    """`auto`: online when logged in, else offline. A server that cannot be reached: offline, too."""
+    """`auto`: online if logged in, offline otherwise. Falls back to offline if the server is unreachable."""
     project: str = "vit_scale"
     """W&B project."""
     entity: str | None = None
-    """W&B user or team; null: the default of the account."""
+    """W&B user or team; null: the account's default."""
     name: str | None = None
-    """Name of the W&B run; null: the name of the run's folder."""
+    """W&B run name; null: the name of the run directory."""
     group: str | None = None
     """W&B group."""
     tags: tuple[str, ...] = ()
     """W&B tags."""
     artifact: Bool = False
-    """Upload the final weights to W&B as an artifact."""
+    """Upload the final weights as a W&B artifact."""
     trackers: tuple[str, ...] = ()
-    """Others that are told the same metrics, by accelerate's names: `tensorboard`, `mlflow`, ..."""
-    pictures: Literal["last", "every", "never"] = "last"
-    """Mistakes, confusions and attention maps: of the last evaluation, of every one, or none at all."""
+    """Additional trackers for the same metrics, by their names in accelerate: `tensorboard`, `mlflow`, ..."""
+    images: Literal["last", "every", "never"] = "last"
+    """When to log misclassified images, confusion matrix and attention maps: last evaluation, every one, or never."""
 
 
 def _section(section: type) -> object:
@@ -361,39 +362,42 @@ class Config:
     task: TaskConfig = _section(TaskConfig)  # type: ignore[assignment]
     """What is learned."""
     model: ModelConfig = _section(ModelConfig)  # type: ignore[assignment]
-    """What is trained."""
+    """Model architecture."""
     data: DataConfig = _section(DataConfig)  # type: ignore[assignment]
-    """Where images come from."""
+    """Dataset and data loading."""
     augment: AugmentConfig = _section(AugmentConfig)  # type: ignore[assignment]
-    """What happens to images."""
+    """Data augmentation."""
     optim: OptimConfig = _section(OptimConfig)  # type: ignore[assignment]
-    """How weights change."""
+    """Optimizer and loss."""
     schedule: ScheduleConfig = _section(ScheduleConfig)  # type: ignore[assignment]
-    """How long."""
+    """Training length and learning-rate schedule."""
     batch: BatchConfig = _section(BatchConfig)  # type: ignore[assignment]
-    """How many images at a time."""
+    """Batch sizes."""
     ema: EmaConfig = _section(EmaConfig)  # type: ignore[assignment]
-    """The moving average of the weights."""
+    """EMA of the weights."""
     parallel: ParallelConfig = _section(ParallelConfig)  # type: ignore[assignment]
-    """How the work is spread."""
+    """Parallelism and precision."""
     run: RunConfig = _section(RunConfig)  # type: ignore[assignment]
-    """Where the run lives."""
+    """Run directory, checkpointing, evaluation and logging."""
     track: TrackConfig = _section(TrackConfig)  # type: ignore[assignment]
-    """Who is told."""
+    """Experiment tracking."""
 
 
-RENAMED = {"model.attention": "model.kernel"}
-"""Options of earlier versions and their names today. Run directories still contain them, recipes may not."""
+RENAMED = {
+    "model.attention": "model.kernel",
+    "augment.mix_off_epochs": "augment.no_mix_epochs",
+    "optim.other_lr": "optim.adamw_lr",
+    "run.max_bad_steps": "run.max_skipped_steps",
+    "track.pictures": "track.images",
+}
+"""Option names of earlier versions and their current names. Run directories still contain them, recipes may not."""
 
 
 def with_current_names(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a run (section -> option -> value) under the names that they have today."""
-    for old, new in RENAMED.items():
-        section, name = old.split(".")
-        new_section, new_name = new.split(".")
-        options = tree.get(section)
-        if isinstance(options, dict) and name in options:
-            others = {key: value for key, value in options.items() if key != name}
-            tree = tree | {section: others}
-            tree = tree | {new_section: {new_name: options[name]} | tree.get(new_section, {})}
-    return tree
+    """Return the recorded options of a run (section -> option -> value) under their current names."""
+    renamed: dict[str, Any] = {}
+    for section, options in tree.items():
+        if isinstance(options, dict):
+            options = {RENAMED.get(f"{section}.{name}", name).split(".")[-1]: value for name, value in options.items()}
+        renamed[section] = options
+    return renamed

@@ -1,4 +1,4 @@
-"""Whether the hub can be reached, asked once and briefly: its libraries would try for half a minute or more."""
+"""Check whether the Hub is reachable, with a short timeout: its libraries would retry for 30 seconds or more."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import Any
 TIMEOUT_SECONDS = 5
 
 
-def hub_answers() -> bool:
-    """Whether the hub can be reached now."""
+def is_hub_reachable() -> bool:
+    """Return whether the Hub is reachable now."""
     import huggingface_hub
 
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         return False
     try:
         huggingface_hub.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=TIMEOUT_SECONDS)
-    except Exception:  # noqa: BLE001 - any failure to connect means the same, and its class depends on the HTTP library
+    except Exception:  # noqa: BLE001 - every connection failure means the same; its type depends on the HTTP library
         return False
     return True
 
 
 @contextlib.contextmanager
 def offline() -> Iterator[None]:
-    """Within this context what is in the local cache is used, without a try at the network."""
+    """Use only the local cache within this context; never access the network."""
     import huggingface_hub
 
-    places: list[Any] = [huggingface_hub.constants]
+    settings: list[Any] = [huggingface_hub.constants]
     if "datasets" in sys.modules:
-        places.append(sys.modules["datasets"].config)
-    before = [place.HF_HUB_OFFLINE for place in places]
-    for place in places:
-        place.HF_HUB_OFFLINE = True
+        settings.append(sys.modules["datasets"].config)
+    before = [module.HF_HUB_OFFLINE for module in settings]
+    for module in settings:
+        module.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
-        for place, value in zip(places, before, strict=True):
-            place.HF_HUB_OFFLINE = value
+        for module, value in zip(settings, before, strict=True):
+            module.HF_HUB_OFFLINE = value

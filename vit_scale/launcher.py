@@ -1,6 +1,6 @@
-"""What launchers tell their processes, put into the variables that torch and accelerate read.
+"""Set the environment variables that torch and accelerate read, and configure library logging.
 
-torchrun and accelerate set RANK, WORLD_SIZE and so on themselves; `srun` has names of its own for them.
+torchrun and accelerate set RANK, WORLD_SIZE and so on themselves; `srun` uses different names for them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import warnings
 
 
 def adopt_launcher() -> None:
-    """Called once, before torch is imported."""
+    """Set RANK, WORLD_SIZE and so on from the launcher's variables. Call once, before importing torch."""
     if os.environ.get("ACCELERATE_USE_CPU", "false").lower() == "true":  # `accelerate launch --cpu`
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     for name, value in slurm_variables(dict(os.environ)).items():
@@ -20,20 +20,20 @@ def adopt_launcher() -> None:
 
 
 def world_size() -> int:
-    """Processes that the launcher started, before any of them has spoken to another."""
+    """Return the number of processes started by the launcher; works before the process group is initialized."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_main_process() -> bool:
-    """Whether this is the process that speaks, known before any set-up."""
+    """Return whether this is rank 0; works before the process group is initialized."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def slurm_variables(env: dict[str, str]) -> dict[str, str]:
-    """RANK and the like for a process that `srun` started beside others; nothing for any other process.
+    """Return RANK, WORLD_SIZE and so on for a task of a multi-task `srun` step; empty for any other process.
 
-    A batch script, or a shell inside an allocation, has SLURM_NTASKS too, but nobody beside it; only the tasks of a
-    step have SLURM_STEP_NUM_TASKS.
+    A batch script or a shell inside an allocation has SLURM_NTASKS too, but runs as a single process; only the tasks
+    of a step have SLURM_STEP_NUM_TASKS.
     """
     tasks = env.get("SLURM_STEP_NUM_TASKS", "1")
     if "RANK" in env or tasks == "1":
@@ -51,7 +51,7 @@ def slurm_variables(env: dict[str, str]) -> dict[str, str]:
 
 
 def first_host(nodes: str) -> str:
-    """The first of Slurm's list of nodes: `gpu[07-09,12],cpu1` -> `gpu07`."""
+    """Return the first host of a Slurm node list: `gpu[07-09,12],cpu1` -> `gpu07`."""
     prefix, numbers, suffix = re.match(r"([^\[,]*)(?:\[(\d+)[^\]]*\])?([^\[,]*)", nodes).groups("")  # type: ignore[union-attr]
     return prefix + numbers + suffix
 
@@ -62,7 +62,7 @@ def _first_number(text: str) -> str:
 
 
 def silence_libraries() -> None:
-    """Called before the libraries are imported; errors still come through."""
+    """Set libraries to log errors only. Call before importing them."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("DS_SKIP_CUDA_CHECK", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

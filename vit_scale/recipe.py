@@ -1,7 +1,7 @@
-"""From a recipe and a command line to a checked `Config`, and back to YAML.
+"""Read a recipe and command-line overrides into a validated `Config`, and write it back to YAML.
 
-Merge order: defaults of config.py < the recipe's `base:` < the recipe < `a.b=value` on the command line.
-pydantic checks types and ranges; this module reads strictly and words every problem for the person who made it.
+Merge order: defaults in config.py < the recipe's `base:` < the recipe < `a.b=value` on the command line.
+pydantic validates types and ranges; this module parses strictly and turns every problem into a readable message.
 """
 
 from __future__ import annotations
@@ -22,21 +22,27 @@ from vit_scale.schedule import nearest_divisors
 
 Tree = dict[str, Any]
 _ADAPTER = TypeAdapter(Config)
+RUN_CONFIG = "config.yaml"
+"""Written into every run directory; it may use option names of earlier versions."""
+_RENAMED_FLAGS = {"--by-number": "--match-by-index"}
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """The options of the recipe at `path` with `overrides` (`a.b=value` or `--a.b=value`) on top.
+    """Load the recipe at `path` and apply `overrides` (`a.b=value` or `--a.b=value`).
 
-    Raises `UserError` for whatever is wrong with either.
+    A run directory's config.yaml may use option names of earlier versions.
+
+    Raises `UserError` if the recipe or an override is invalid.
     """
-    return build_config(_read_with_base(Path(path), ()), overrides)
+    tree = _read_with_base(Path(path), ())
+    return build_config(with_current_names(tree) if Path(path).name == RUN_CONFIG else tree, overrides)
 
 
 def build_config(tree: Tree, overrides: Sequence[str] = ()) -> Config:
-    """`tree` (section -> option -> value) with `overrides` on top as a checked `Config`; raises `UserError`."""
+    """Validate `tree` (section -> option -> value) with `overrides` applied; raises `UserError`."""
     for override in overrides:
         for key, value in _parse_override(override):
             section, name = key.split(".")
@@ -46,7 +52,7 @@ def build_config(tree: Tree, overrides: Sequence[str] = ()) -> Config:
     except ValidationError as error:
         raise UserError(_describe(error)) from None
     check_model_name(config.model.name)
-    _check_contradictions(config)
+    _check_conflicts(config)
     return config
 
 
@@ -54,15 +60,13 @@ def _read_with_base(path: Path, seen: tuple[Path, ...]) -> Tree:
     resolved = path.resolve()
     if resolved in seen:
         chain = " -> ".join(p.name for p in (*seen, resolved))
-        raise UserError(f"{path}: `base:` leads back to the recipe itself: {chain}")
+        raise UserError(f"{path}: circular `base:`: {chain}")
     tree = _read_yaml(path)
-    if path.name == "config.yaml":  # Written by a run, possibly of an earlier version.
-        tree = with_current_names(tree)
     base = tree.pop("base", None)
     if base is None:
         return tree
     if not isinstance(base, str):
-        raise UserError(f"{path}: base = {base!r} must be the path of a recipe, relative to this one")
+        raise UserError(f"{path}: base = {base!r} must be a recipe path relative to this file")
     return merge(_read_with_base(path.parent / base, (*seen, resolved)), tree)
 
 
@@ -70,19 +74,19 @@ def _read_yaml(path: Path) -> Tree:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"{path}: there is no such recipe.{_nearby_recipes(path)}") from None
+        raise UserError(f"{path}: recipe not found.{_nearby_recipes(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as a recipe: {error}") from None
+        raise UserError(f"{path}: cannot read recipe: {error}") from None
     try:
         tree = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 -- a subclass of the safe loader
     except yaml.YAMLError as error:
-        raise UserError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path}: invalid YAML: {' '.join(str(error).split())}") from None
     if tree is None:
-        raise UserError(f"{path}: the recipe is empty; give at least schedule.steps or schedule.epochs")
+        raise UserError(f"{path}: the recipe is empty; set at least schedule.steps or schedule.epochs")
     if not isinstance(tree, dict):
         raise UserError(f"{path}: must be a mapping of sections ({', '.join(_sections())}), not a {_kind(tree)}")
     for section, options in tree.items():
-        if options is None:  # a section whose options are all commented out
+        if options is None:  # all options of the section are commented out
             tree[section] = {}
         elif section in _sections() and not isinstance(options, dict):
             raise UserError(f"{path}: {section} = {options!r} must be a mapping of options, not a {_kind(options)}")
@@ -95,20 +99,20 @@ def _nearby_recipes(path: Path) -> str:
 
 
 def _kind(value: Any) -> str:
-    return {list: "list", str: "text", bool: "truth value"}.get(type(value), "single value")
+    return {list: "list", str: "string", bool: "boolean"}.get(type(value), "single value")
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """The safe loader, with an error for duplicate keys and `1e-3` read as a number (PyYAML reads text)."""
+    """Safe loader that rejects duplicate keys and reads `1e-3` as a number (PyYAML reads a string)."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
             if not isinstance(key, str):
-                raise yaml.YAMLError(f"key {key!r} in line {key_node.start_mark.line + 1} must be text")
+                raise yaml.YAMLError(f"key {key!r} on line {key_node.start_mark.line + 1} must be a string")
             if key in seen:
-                raise yaml.YAMLError(f"duplicate key {key!r} in line {key_node.start_mark.line + 1}")
+                raise yaml.YAMLError(f"duplicate key {key!r} on line {key_node.start_mark.line + 1}")
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -121,7 +125,7 @@ _StrictLoader.add_implicit_resolver(
 
 
 def merge(below: Tree, above: Tree) -> Tree:
-    """Both trees as one; where both have a value, that of `above` counts."""
+    """Merge both trees recursively; values of `above` take precedence."""
     merged = dict(below)
     for key, value in above.items():
         both_mappings = isinstance(value, dict) and isinstance(merged.get(key), dict)
@@ -133,10 +137,12 @@ def merge(below: Tree, above: Tree) -> Tree:
 
 
 def _parse_override(text: str) -> Iterator[tuple[str, Any]]:
-    """Options with their values; several from `section={name: value}`, as W&B passes nested parameters."""
+    """Yield (option, value) pairs; several for `section={name: value}`, the form of nested W&B sweep parameters."""
     key, equals, raw = text.removeprefix("--").partition("=")
     if not equals:
-        raise UserError(f"{text}: not understood; options are given as section.name=value, flags are in --help")
+        if text in _RENAMED_FLAGS:
+            raise UserError(f"{text}: this flag was renamed to {_RENAMED_FLAGS[text]}")
+        raise UserError(f"{text}: invalid argument; set options as section.name=value; see --help for flags")
     try:
         value = yaml.load(raw, Loader=_StrictLoader) if raw else ""  # noqa: S506
     except yaml.YAMLError:
@@ -150,21 +156,21 @@ def _parse_override(text: str) -> Iterator[tuple[str, Any]]:
     if key not in all_options():
         raise UserError(_unknown(key, raw))
     if value is not None and not isinstance(value, str) and _accepts_text(key):
-        value = raw  # `track.name=007` is a name, not seven
+        value = raw  # `track.name=007` is a string, not the number 7
     yield key, value
 
 
 def _accepts_text(key: str) -> bool:
     annotation = all_options()[key].annotation
-    is_list = typing.get_origin(annotation) is tuple  # `track.tags=[a, b]` is two
+    is_list = typing.get_origin(annotation) is tuple  # `track.tags=[a, b]` is a list of two tags
     return annotation is str or (str in typing.get_args(annotation) and not is_list)
 
 
-# --------------------------------------------------------------------------------------------------- wording errors
+# --------------------------------------------------------------------------------------------------- error messages
 
 
 def all_options() -> dict[str, Any]:
-    """`section.name` -> pydantic field, for every option."""
+    """Map every option, `section.name`, to its pydantic field."""
     return {f"{section}.{name}": field for section in _sections() for name, field in _fields(section)}
 
 
@@ -180,14 +186,14 @@ def _fields(section: str) -> Iterator[tuple[str, Any]]:
 
 def _unknown(key: str, value: Any) -> str:
     if key in RENAMED:
-        return f"{key} = {value}: this option is now called {RENAMED[key]}"
+        return f"{key} = {value}: this option was renamed to {RENAMED[key]}"
     options = list(all_options())
     leaf = key.rsplit(".", 1)[-1]
     same_name = [option for option in options if option.rsplit(".", 1)[-1] == leaf]
     sections = [] if "." in key else nearest(key, _sections(), n=1)
     near = same_name or sections or nearest(key, options, n=1, cutoff=0.5) or _near_leaf(leaf, options)
     hint = f"did you mean {' or '.join(near)}?" if near else f"sections are {', '.join(_sections())}; see --help"
-    return f"{key} = {value}: there is no such option; {hint}"
+    return f"{key} = {value}: unknown option; {hint}"
 
 
 def _near_leaf(leaf: str, options: list[str]) -> list[str]:
@@ -196,10 +202,10 @@ def _near_leaf(leaf: str, options: list[str]) -> list[str]:
 
 
 _WORDING = {
-    "int_type": "a whole number",
+    "int_type": "an integer",
     "float_type": "a number",
     "bool_type": "true or false",
-    "string_type": "text",
+    "string_type": "a string",
     "finite_number": "a finite number",
     "tuple_type": "a list",
     "none_required": "null",
@@ -214,7 +220,7 @@ _WORDING = {
 
 
 def _describe(error: ValidationError) -> str:
-    """The first thing that is wrong, in a line; the keys of what else is wrong in a second one."""
+    """Describe the first problem on one line; list the other invalid keys on a second line."""
     by_key: dict[str, list[Any]] = {}
     for problem in error.errors(include_url=False):
         by_key.setdefault(".".join(str(part) for part in problem["loc"][:2]), []).append(problem)
@@ -224,7 +230,7 @@ def _describe(error: ValidationError) -> str:
     else:
         allowed = dict.fromkeys(_WORDING.get(p["type"], p["msg"]).format(**p.get("ctx", {})) for p in problems)
         message = f"{key} = {problems[0]['input']!r}: must be {' or '.join(allowed)}{_nearest_choice(problems)}"
-    return message if not others else f"{message}\nAlso wrong: {', '.join(dict(others))}"
+    return message if not others else f"{message}\nAlso invalid: {', '.join(dict(others))}"
 
 
 def _nearest_choice(problems: list[Any]) -> str:
@@ -233,38 +239,38 @@ def _nearest_choice(problems: list[Any]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-# --------------------------------------------------------------------------------------- options that contradict
+# ------------------------------------------------------------------------------------------- conflicting options
 
 
-def _check_contradictions(config: Config) -> None:
+def _check_conflicts(config: Config) -> None:
     schedule, batch, augment = config.schedule, config.batch, config.augment
     if schedule.steps is not None and schedule.epochs is not None:
         raise UserError(
-            f"schedule.steps = {schedule.steps} and schedule.epochs = {schedule.epochs:g} are both given: "
-            "give exactly one (schedule.epochs=null takes one back)"
+            f"schedule.steps = {schedule.steps} and schedule.epochs = {schedule.epochs:g} are both set: "
+            "set exactly one (unset the other with schedule.epochs=null)"
         )
     if schedule.steps is None and schedule.epochs is None:
-        raise UserError("schedule.steps or schedule.epochs: exactly one must be given, such as schedule.epochs=90")
+        raise UserError("schedule.steps or schedule.epochs: exactly one must be set, e.g. schedule.epochs=90")
     if schedule.warmup_steps is not None and schedule.warmup_epochs is not None:
-        raise UserError("schedule.warmup_steps and schedule.warmup_epochs are both given: give at most one")
+        raise UserError("schedule.warmup_steps and schedule.warmup_epochs are both set: set at most one")
     _check_warmup(config)
     if schedule.final_lr > config.optim.lr:
         raise UserError(f"schedule.final_lr = {schedule.final_lr:g}: must be at most optim.lr = {config.optim.lr:g}")
     if batch.micro != "auto" and batch.global_ % batch.micro:
         raise UserError(
             f"batch.micro = {batch.micro}: does not divide batch.global = {batch.global_}; "
-            f"nearest that do: {nearest_divisors(batch.global_, batch.micro)}"
+            f"nearest divisors: {nearest_divisors(batch.global_, batch.micro)}"
         )
     for key, (low, high) in {"crop_scale": augment.crop_scale, "crop_ratio": augment.crop_ratio}.items():
         if low > high:
-            raise UserError(f"augment.{key} = [{low:g}, {high:g}]: the first must be at most the second")
+            raise UserError(f"augment.{key} = [{low:g}, {high:g}]: the first value must not exceed the second")
     if augment.label_smoothing and config.optim.loss == "binary":
         raise UserError(
-            f"augment.label_smoothing = {augment.label_smoothing:g}: optim.loss = 'binary' takes any class with a "
-            "share in the target as present, so smoothing must be 0"
+            f"augment.label_smoothing = {augment.label_smoothing:g}: optim.loss = 'binary' treats every class with a "
+            "nonzero target as present, so label smoothing must be 0"
         )
     if augment.rand_augment and augment.rand_magnitude is not None:
-        raise UserError("augment.rand_augment and augment.rand_magnitude are both given: give the spec or the fields")
+        raise UserError("augment.rand_augment and augment.rand_magnitude are both set: use one of the two")
 
 
 def _check_warmup(config: Config) -> None:
@@ -279,22 +285,22 @@ def _check_warmup(config: Config) -> None:
 
 
 def to_tree(config: Config) -> Tree:
-    """`config` as plain mappings, lists, numbers and text, under the names of recipes."""
+    """Convert `config` to plain mappings, lists, numbers and strings, with option names as in recipes."""
     return _ADAPTER.dump_python(config, mode="json", by_alias=True)
 
 
 def to_yaml(config: Config) -> str:
-    """`config` as YAML that `load_recipe` reads back to the same options."""
+    """Serialize `config` to YAML that `load_recipe` reads back to the same options."""
     return yaml.safe_dump(to_tree(config), sort_keys=False, allow_unicode=True, width=120)
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """`section.name` -> value."""
+    """Map every option, `section.name`, to its value."""
     return {f"{s}.{n}": value for s, options in to_tree(config).items() for n, value in options.items()}
 
 
 def options_help(width: int = 100) -> str:
-    """Every option with its default and doc string, by section."""
+    """List every option with its default and description, by section."""
     import textwrap
 
     defaults = flatten(Config())

@@ -17,10 +17,10 @@ DEFAULT_MICRO_BATCH = {"cpu": 64, "cuda": 128}
 
 @dataclass(frozen=True)
 class Plan:
-    """What was decided before the first step. It is recorded with the run and kept when resuming."""
+    """Decisions made before the first step. Recorded with the run and reused on resume."""
 
     train_images: int
-    """0: a stream that does not tell."""
+    """0: a stream of unknown length."""
     steps: int
     warmup_steps: int
     global_batch: int
@@ -30,22 +30,29 @@ class Plan:
     eval_batch: int
 
     def epoch(self, step: int) -> float:
-        """Passes over the training images after `step` updates."""
+        """Return the number of epochs completed after `step` steps."""
         return step * self.global_batch / self.train_images if self.train_images else 0.0
 
     def with_micro_batch(self, micro_batch: int) -> Plan:
-        """The same plan, cut into other micro batches."""
+        """Return the same plan with another micro-batch size."""
         accumulation = self.global_batch // self.processes // micro_batch
         return replace(self, micro_batch=micro_batch, accumulation=accumulation)
 
+    def format_batch_size(self) -> str:
+        """Format as `128 (2 processes x 4 accumulation steps x 16 images)`."""
+        processes = f"{self.processes} process{'es' if self.processes > 1 else ''}"
+        accumulation = f"{self.accumulation} accumulation step{'s' if self.accumulation > 1 else ''}"
+        images = f"{self.micro_batch} image{'s' if self.micro_batch > 1 else ''}"
+        return f"{self.global_batch:,} ({processes} x {accumulation} x {images})"
+
 
 def make_plan(config: Config, *, train_images: int, processes: int, device: str) -> Plan:
-    """Derive the plan; raises `UserError` where the batch does not divide."""
+    """Derive the plan from the options; raises `UserError` if a batch size is not divisible."""
     global_batch = config.batch.global_
     if global_batch % processes:
         raise UserError(
-            f"batch.global = {global_batch}: does not divide over {processes} processes; "
-            f"nearest that do: {global_batch // processes * processes} and {-(-global_batch // processes) * processes}"
+            f"batch.global = {global_batch}: not divisible by {processes} processes; "
+            f"nearest values: {global_batch // processes * processes} and {-(-global_batch // processes) * processes}"
         )
     local_batch = global_batch // processes
     micro = _micro_batch(config, local_batch, processes, device)
@@ -69,9 +76,9 @@ def _micro_batch(config: Config, local_batch: int, processes: int, device: str) 
         return next(size for size in fitting if local_batch % size == 0)
     if local_batch % micro:
         raise UserError(
-            f"batch.micro = {micro}: does not divide the {local_batch} images of one process "
-            f"(batch.global = {config.batch.global_} over {processes}); "
-            f"nearest that do: {nearest_divisors(local_batch, micro)}"
+            f"batch.micro = {micro}: does not divide {local_batch} images per process "
+            f"(batch.global = {config.batch.global_}, {processes} processes); "
+            f"nearest divisors: {nearest_divisors(local_batch, micro)}"
         )
     return micro
 
@@ -83,12 +90,12 @@ def _warmup_steps(config: Config, train_images: int, steps: int) -> int:
     else:
         warmup = math.ceil((schedule.warmup_epochs or 0) * train_images / config.batch.global_)
     if warmup > steps:
-        raise UserError(f"schedule: a warm-up of {warmup} steps is longer than the run of {steps} steps")
+        raise UserError(f"schedule: {warmup} warmup steps exceed the {steps} steps of the run")
     return warmup
 
 
 def learning_rate(config: Config, plan: Plan) -> LearningRate:
-    """The learning rate of this run as a function of the step."""
+    """Return the learning rate of the run as a function of the step."""
     return LearningRate(
         peak=config.optim.lr,
         final=config.schedule.final_lr,
@@ -98,17 +105,17 @@ def learning_rate(config: Config, plan: Plan) -> LearningRate:
     )
 
 
-def nearest_divisors(total: int, wanted: int) -> str:
-    """The divisors of `total` next below and above `wanted`, in words."""
+def nearest_divisors(total: int, requested: int) -> str:
+    """Format the divisors of `total` next below and above `requested`: `4 and 8`."""
     divisors = [d for d in range(1, total + 1) if total % d == 0]
-    below = [d for d in divisors if d <= wanted][-1:]
-    above = [d for d in divisors if d > wanted][:1]
+    below = [d for d in divisors if d <= requested][-1:]
+    above = [d for d in divisors if d > requested][:1]
     return " and ".join(str(d) for d in below + above)
 
 
 @dataclass(frozen=True)
 class LearningRate:
-    """Linear warm-up to `peak`, then `shape` down to `final`; `at(step)` is the rate of that update, from 0."""
+    """Linear warmup to `peak`, then decay of the given `shape` to `final`."""
 
     peak: float
     final: float
@@ -117,23 +124,24 @@ class LearningRate:
     shape: str = "cosine"
 
     def at(self, step: int) -> float:
+        """Return the learning rate of `step`, counted from 0."""
         if step < self.warmup_steps:
             return self.peak * (step + 1) / self.warmup_steps
         progress = min(1.0, (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
-        falling = {
+        decay = {
             "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
             "linear": 1.0 - progress,
             "constant": 1.0,
         }[self.shape]
-        return self.final + (self.peak - self.final) * falling
+        return self.final + (self.peak - self.final) * decay
 
 
 def ema_weight(step: int, decay: float, warmup: bool) -> float:
-    """How far the average moves towards the weights after update `step`, bias-corrected.
+    """Return the bias-corrected coefficient with which the EMA moves towards the weights after `step`.
 
-    The plain average starts from zero and is divided by one minus the product of all decays so far; folding that
-    division into the update makes its first weight 1, so the random start never enters the average. With `warmup`
-    the decay of update t is min(decay, (1 + t) / (10 + t)).
+    A plain EMA starts from zero and is divided by one minus the product of all decays so far. Folding that division
+    into the coefficient makes the first one 1, so the random initialization never enters the EMA. With `warmup`, the
+    decay of step t is min(decay, (1 + t) / (10 + t)).
     """
     if not warmup:
         return (1.0 - decay) / (1.0 - decay ** (step + 1))
@@ -142,8 +150,8 @@ def ema_weight(step: int, decay: float, warmup: bool) -> float:
 
 
 def _product_of_decays(step: int, decay: float) -> float:
-    """min(decay, (1 + t) / (10 + t)) multiplied over t = 0 .. step, in closed form."""
-    # (1 + t) / (10 + t) >= decay from this t on
+    """Return the product of min(decay, (1 + t) / (10 + t)) over t = 0 .. step, in closed form."""
+    # (1 + t) / (10 + t) >= decay for every t from here on
     crossover = max(0, math.ceil((10 * decay - 1) / (1 - decay)))
     rising = min(step + 1, crossover)  # number of factors before the crossover
     # prod_{t < n} (1 + t) / (10 + t) = n! 9! / (n + 9)!

@@ -1,4 +1,4 @@
-"""The closed form of activation memory, against the bytes that autograd really saves."""
+"""Closed-form activation memory matches the bytes that autograd actually saves."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ SHAPE = {"depth": 4, "img_size": 64, "embed_dim": 64}
 BATCH = 8
 
 
-def kept_per_image(model: torch.nn.Module, precision: str) -> float:
-    """What grows with the batch: autocast's copies of the weights do not."""
-    some, twice = (saved_bytes(model, (images, 3, 64, 64), precision) for images in (BATCH, 2 * BATCH))
-    return (twice - some) / BATCH
+def saved_per_image(model: torch.nn.Module, precision: str) -> float:
+    """Bytes that grow with the batch, which excludes autocast's copies of the weights."""
+    once, twice = (saved_bytes(model, (images, 3, 64, 64), precision) for images in (BATCH, 2 * BATCH))
+    return (twice - once) / BATCH
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_closed_form_is_within_a_tenth_of_what_is_saved(options: dict, precision: str, checkpointing: str) -> None:
+def test_closed_form_is_within_10_percent_of_saved_bytes(options: dict, precision: str, checkpointing: str) -> None:
     model = build_on_meta(lambda: create_model("vit_mu", **SHAPE, **options))
     model.set_activation_checkpointing(checkpointing)
     cost = {name: value for name, value in options.items() if "drop_path" in name or name == "patch_dropout"}
     acts = vit_activations(model.variant, precision=precision, activation_checkpointing=checkpointing, **cost)
-    assert sum(acts.by_part.values()) == pytest.approx(kept_per_image(model, precision), rel=0.1)
+    assert sum(acts.by_part.values()) == pytest.approx(saved_per_image(model, precision), rel=0.1)
 
 
-def test_measuring_without_memory_equals_measuring_with_it() -> None:
-    """The same count on a real model on the CPU."""
+def test_fake_tensors_give_the_same_count_as_real_ones() -> None:
+    """Compare with the same count on a real CPU model."""
     model = create_model("vit_mu", **SHAPE).train()
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     saved = {}
 
-    def note(tensor: torch.Tensor) -> torch.Tensor:
+    def record(tensor: torch.Tensor) -> torch.Tensor:
         saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         output = model(torch.rand(2, 3, 64, 64))
     real = sum(storage.nbytes() for pointer, storage in saved.items() if pointer not in own)
     assert output.requires_grad
@@ -65,21 +65,21 @@ def test_measuring_without_memory_equals_measuring_with_it() -> None:
 
 
 @pytest.mark.parametrize("attention", ["math", "explicit"])
-def test_kernels_that_keep_the_attention_matrix_are_told_apart(attention: str) -> None:
+def test_kernels_that_save_the_attention_matrix_need_more_memory(attention: str) -> None:
     model = build_on_meta(lambda: create_model("vit_mu", **SHAPE, attention=attention))
     acts = vit_activations(model.variant, precision="fp32", attention=attention)
-    assert acts.total == pytest.approx(kept_per_image(model, "fp32"), rel=0.1)
+    assert acts.total == pytest.approx(saved_per_image(model, "fp32"), rel=0.1)
     assert acts.total > vit_activations(model.variant, precision="fp32").total
 
 
-def test_timm_keeps_as_much_as_the_closed_form_says() -> None:
+def test_timm_model_saves_as_much_as_the_closed_form() -> None:
     ours = build_on_meta(lambda: create_model("vit_tiny_patch16_224"))
     theirs = build_on_meta(lambda: create_model("timm/vit_tiny_patch16_224"))
     measured = measured_activations(theirs, (224, 224), 3, "bf16")
     assert vit_activations(ours.variant).total == pytest.approx(measured.total, rel=0.1)
 
 
-def test_checkpointing_trades_what_is_kept_for_one_block() -> None:
+def test_checkpointing_saves_less_but_recomputes_one_block() -> None:
     variant = create_model("vit_mu", **SHAPE).variant
     none, selective, full = (
         vit_activations(variant, activation_checkpointing=mode) for mode in ("none", "selective", "full")
@@ -89,7 +89,7 @@ def test_checkpointing_trades_what_is_kept_for_one_block() -> None:
     assert none.total > selective.total > full.total
 
 
-def test_measuring_leaves_a_live_model_alone() -> None:
+def test_measuring_does_not_modify_the_model() -> None:
     model = create_model("timm/test_vit").eval()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     assert measured_activations(model, model.img_size, 3).total > 0

@@ -1,4 +1,4 @@
-"""Counts: against published figures, against torch's own counter, and without touching a live model."""
+"""Counts match published numbers and torch's counter, and counting does not modify the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vit_scale.cost.timm_check import build_for_counting
 from vit_scale.cost.trace import trace
 from vit_scale.models import create_model
 
-# timm's model -> parameters, GMAC of matrix products, GMAC of timm's csv file; 1000 classes.
+# timm model -> parameters, GMACs of matmuls, GMACs in timm's csv file; 1000 classes.
 PUBLISHED = {
     "vit_tiny_patch16_224": (5_717_416, "1.2537", "1.26"),
     "vit_small_patch32_224": (22_878_952, "1.1429", "1.15"),
@@ -67,7 +67,7 @@ def count(name: str, **options: object) -> ModelCount:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_counts_are_those_in_print(name: str) -> None:
+def test_counts_match_published_numbers(name: str) -> None:
     params, macs, macs_timm_csv = PUBLISHED[name]
     counted = count(name)
     assert counted.params == params
@@ -77,41 +77,41 @@ def test_counts_are_those_in_print(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CIFAR_PARAMS)
-def test_counts_of_the_32_pixel_family(name: str) -> None:
+def test_parameter_counts_of_cifar_variants(name: str) -> None:
     assert count(name).params == CIFAR_PARAMS[name]
 
 
-def test_macs_of_the_small_32_pixel_model() -> None:
+def test_macs_of_the_small_cifar_variant() -> None:
     assert round(count("vit_cifar_small").macs / 1e6) == 365
 
 
-def test_giant_is_counted_without_memory() -> None:
+def test_giant_is_counted_on_the_meta_device() -> None:
     assert all(p.is_meta for p in build_for_counting(ModelConfig(name="vit_giant_patch14_224")).parameters())
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_closed_form_is_what_the_forward_pass_does(options: dict) -> None:
+def test_closed_form_equals_traced_forward_pass(options: dict) -> None:
     model = build_on_meta(lambda: create_model("vit_mu", **options))
     counted = count_model(model)
-    followed = trace(model, model.img_size, model.in_chans)
+    traced = trace(model, model.img_size, model.in_chans)
     assert counted.method == CLOSED_FORM
-    assert counted.macs_by_part == dict(followed.macs)
-    assert counted.norm_elements == followed.norm_elements
+    assert counted.macs_by_part == dict(traced.macs)
+    assert counted.norm_elements == traced.norm_elements
     assert counted.params == sum(p.numel() for p in model.parameters())
     assert counted.params_by_part["other"] == 0
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_spent_flops_are_what_torch_counts_in_a_training_step(options: dict, checkpointing: str) -> None:
+def test_actual_flops_equal_torch_counter_in_a_training_step(options: dict, checkpointing: str) -> None:
     batch = 8
     model = build_on_meta(lambda: create_model("vit_mu", depth=3, **options)).train()
     model.set_activation_checkpointing(checkpointing)
     with FlopCounterMode(display=False) as counter:
         model(torch.empty(batch, model.in_chans, *model.img_size, device="meta")).sum().backward()
     cost = {name: value for name, value in options.items() if "drop_path" in name or name == "patch_dropout"}
-    spent = count_model(model).train_flops_per_image(activation_checkpointing=checkpointing, batch=batch, **cost)
-    assert spent * batch == counter.get_total_flops()
+    per_image = count_model(model).train_flops_per_image(activation_checkpointing=checkpointing, batch=batch, **cost)
+    assert per_image * batch == counter.get_total_flops()
 
 
 def test_stochastic_depth_saves_its_mean_rate_of_the_blocks() -> None:
@@ -128,7 +128,7 @@ def test_nominal_training_is_three_times_forward() -> None:
     assert counted.train_flops_per_image() == pytest.approx(6 * counted.macs, rel=0.01)
 
 
-def test_of_the_last_block_little_more_than_keys_and_values_is_spent_where_the_head_reads_one_token() -> None:
+def test_last_block_computes_little_more_than_keys_and_values_if_head_reads_one_token() -> None:
     counted = count("vit_base_patch16_224")
     blocks = counted.macs - counted.macs_by_part["patch"] - counted.macs_by_part["head"]
     keys_and_values = 2 * 197 * 768**2
@@ -148,21 +148,21 @@ def test_any_timm_model_is_counted(name: str, params: int, giga_macs: float) -> 
 
 
 @pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "pvt_v2_b1", "mobilevitv2_100", "efficientformer_l1"])
-def test_trace_agrees_with_torchs_counter(name: str) -> None:
+def test_trace_agrees_with_torch_counter(name: str) -> None:
     model = build_on_meta(lambda: create_model(f"timm/{name}"))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.empty(1, 3, *model.img_size, device="meta"))
     assert 2 * trace(model, model.img_size, 3).macs.total() == counter.get_total_flops()
 
 
-def test_attention_share_grows_with_the_number_of_tokens() -> None:
+def test_attention_fraction_grows_with_the_number_of_tokens() -> None:
     low, high = count("vit_base_patch16_224"), count("vit_base_patch16_384")
-    assert 0 < low.quadratic_share < low.attention_share < high.attention_share < 1
-    assert low.quadratic_share < high.quadratic_share
+    assert 0 < low.quadratic_fraction < low.attention_fraction < high.attention_fraction < 1
+    assert low.quadratic_fraction < high.quadratic_fraction
 
 
 @pytest.mark.parametrize("name", ["vit_mu", "timm/test_vit"])
-def test_counting_leaves_a_live_model_alone(name: str) -> None:
+def test_counting_does_not_modify_the_model(name: str) -> None:
     model = create_model(name).train()
     ran = []
     handles = [module.register_forward_hook(lambda *_: ran.append(1)) for module in model.modules()]
@@ -179,15 +179,15 @@ def test_counting_leaves_a_live_model_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["vit_mu", "timm/test_vit"])
-def test_wrapped_models_count_as_what_they_wrap(name: str) -> None:
+def test_wrapped_model_has_the_count_of_the_inner_model(name: str) -> None:
     model = create_model(name)
     assert count_model(torch.compile(model)) == count_model(model)
     assert count_model(nn.DataParallel(model)) == count_model(model)
 
 
-def test_partitioned_parameters_count_whole() -> None:
+def test_partitioned_parameters_count_in_full() -> None:
     model, whole = create_model("timm/test_vit"), count_model(create_model("timm/test_vit"))
     for parameter in model.parameters():
-        parameter.ds_shape = parameter.shape  # as ZeRO-3 leaves them
+        parameter.ds_shape = parameter.shape  # as ZeRO-3 does
         parameter.data = torch.empty(0)
     assert count_model(model) == whole

@@ -1,4 +1,4 @@
-"""The memory model against the bytes that torch's allocator really hands out in training steps on the CPU."""
+"""The memory model predicts the bytes that torch's allocator allocates in training steps on CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
     "wide": (4, {"name": "vit_cifar_512x6", "depth": 3}),
     "large images": (2, {"name": "vit_tiny_patch16_224", "depth": 4}),
     "drop path": (16, {"name": "vit_cifar_small", "depth": 4, "drop_path": 0.3, "layer_scale": 1e-4}),
-    "timm's": (8, {"name": "timm/vit_tiny_patch16_224", "img_size": 64}),
+    "timm": (8, {"name": "timm/vit_tiny_patch16_224", "img_size": 64}),
 }
 ONE_PROCESS = list(itertools.product(MODELS, (1, 2), ("none", "full")))
 DDP = list(itertools.product(("many tokens", "wide"), (1, 2), ("none", "full")))
@@ -30,11 +30,11 @@ Launch = Callable[..., list]
 
 
 def measured(launch: Launch, command: list[str], cases: list[tuple[str, int, str]]) -> dict[Any, int]:
-    asked = [
+    requests = [
         {"model": MODELS[kind][1], "batch": MODELS[kind][0], "accumulation": accumulation, "checkpointing": mode}
         for kind, accumulation, mode in cases
     ]
-    (done,) = launch([*command, WORKER, json.dumps(asked)])
+    (done,) = launch([*command, WORKER, json.dumps(requests)])
     assert done.returncode == 0, done.stderr
     peaks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     return dict(zip(cases, map(min, zip(*peaks, strict=True)), strict=True))
@@ -60,10 +60,10 @@ def predicted(kind: str, accumulation: int, checkpointing: str, processes: int) 
 
 
 @pytest.mark.parametrize("case", ONE_PROCESS, ids=str)
-def test_peak_of_one_process_is_predicted_within_a_tenth(case: tuple[str, int, str], one_process: dict) -> None:
+def test_single_process_peak_is_predicted_within_10_percent(case: tuple[str, int, str], one_process: dict) -> None:
     assert predicted(*case, processes=1) == pytest.approx(one_process[case], rel=0.1)
 
 
 @pytest.mark.parametrize("case", DDP, ids=str)
-def test_peak_under_ddp_is_predicted_within_15_percent(case: tuple[str, int, str], two_processes: dict) -> None:
+def test_ddp_peak_is_predicted_within_15_percent(case: tuple[str, int, str], two_processes: dict) -> None:
     assert predicted(*case, processes=2) == pytest.approx(two_processes[case], rel=0.15)

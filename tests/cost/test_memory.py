@@ -1,11 +1,11 @@
-"""Memory of states under each strategy."""
+"""State memory under each strategy."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from vit_scale.cost.memory import STRATEGIES, ZERO_REDUCE_BUCKET, States, optimiser_moments, states_by_strategy
+from vit_scale.cost.memory import STRATEGIES, ZERO_REDUCE_BUCKET, States, optimizer_moments, states_by_strategy
 from vit_scale.models import create_model
 
 PARAMS, GPUS = 1_000_000, 4
@@ -16,52 +16,52 @@ def states(**options: object) -> dict[str, dict[str, int]]:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "weights", "gradients", "optimiser"),
+    ("strategy", "weights", "gradients", "optimizer"),
     [("ddp", 6, 4, 8), ("zero1", 2, 2, 16 / 4), ("zero2", 2, 2 / 4, 16 / 4), ("zero3", 2 / 4, 2 / 4, 16 / 4)],
 )
-def test_bytes_for_each_parameter_in_half_precision(
-    strategy: str, weights: float, gradients: float, optimiser: float
+def test_bytes_per_parameter_in_half_precision(
+    strategy: str, weights: float, gradients: float, optimizer: float
 ) -> None:
     parts = states()[strategy]
-    per_param = [parts[part] / PARAMS for part in ("weights", "gradients", "optimiser", "ema")]
-    assert per_param == [weights, gradients, optimiser, 4 / GPUS]
+    per_param = [parts[part] / PARAMS for part in ("weights", "gradients", "optimizer", "ema")]
+    assert per_param == [weights, gradients, optimizer, 4 / GPUS]
 
 
-def test_each_stage_of_zero_holds_less_than_the_one_before() -> None:
+def test_each_zero_stage_needs_less_memory_than_the_previous() -> None:
     sizes = [sum(size for part, size in parts.items() if part != "buffers") for parts in states().values()]
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) == len(STRATEGIES)
 
 
-def test_more_gpus_never_need_more_each() -> None:
+def test_more_gpus_never_need_more_memory_per_gpu() -> None:
     few, many = states(gpus=2), states(gpus=64)
     assert all(sum(many[strategy].values()) <= sum(few[strategy].values()) for strategy in STRATEGIES)
 
 
-def test_one_gpu_has_no_buckets_to_reduce() -> None:
+def test_single_gpu_needs_no_reduce_buckets() -> None:
     assert states(gpus=1)["ddp"]["buffers"] == 0
     assert states(gpus=2)["ddp"]["buffers"] == 4 * PARAMS
 
 
-def test_bucket_of_deepspeed_is_as_large_as_the_model_up_to_its_limit() -> None:
+def test_deepspeed_bucket_is_as_large_as_the_model_up_to_its_limit() -> None:
     assert states()["zero2"]["buffers"] == 2 * PARAMS
     assert states(params=2 * ZERO_REDUCE_BUCKET)["zero2"]["buffers"] == 2 * ZERO_REDUCE_BUCKET
 
 
-def test_ema_is_counted_only_where_there_is_one() -> None:
+def test_ema_is_counted_only_if_enabled() -> None:
     assert all(parts["ema"] == 0 for parts in states(ema=False).values())
 
 
 @pytest.mark.parametrize(("name", "expected"), [("adamw", 2), ("lamb", 2), ("sgd", 1), ("lion", 1)])
-def test_optimisers_remember_what_is_assumed(name: str, expected: int) -> None:
-    assert optimiser_moments(name) == expected
+def test_optimizer_moments(name: str, expected: int) -> None:
+    assert optimizer_moments(name) == expected
 
 
-def test_sgd_without_momentum_remembers_nothing() -> None:
-    assert optimiser_moments("sgd", momentum=0.0) == 0
+def test_sgd_without_momentum_has_no_moments() -> None:
+    assert optimizer_moments("sgd", momentum=0.0) == 0
 
 
-def test_fp32_on_one_process_is_what_torch_allocates() -> None:
+def test_fp32_single_process_equals_torch_allocations() -> None:
     model = create_model("vit_mu")
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.rand(1, 3, 32, 32)).sum().backward()
@@ -71,4 +71,4 @@ def test_fp32_on_one_process_is_what_torch_allocates() -> None:
     parts = states(params=sum(p.numel() for p in params), gpus=1, precision="fp32")["ddp"]
     assert parts["weights"] == sum(p.nbytes for p in params)
     assert parts["gradients"] == sum(p.grad.nbytes for p in params if p.grad is not None)
-    assert parts["optimiser"] == sum(t.nbytes for t in moments)
+    assert parts["optimizer"] == sum(t.nbytes for t in moments)

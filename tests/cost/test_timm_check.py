@@ -1,4 +1,4 @@
-"""The check against timm finds nothing where there is nothing, and names the layer where there is something."""
+"""The timm check passes for equal models and names the layer that differs otherwise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vit_scale.errors import UserError
 from vit_scale.models.variants import VARIANTS
 
 TINY = "vit_tiny_patch16_224"
-WITHIN_TIMMS_CLASS: list[dict] = [
+TIMM_CLASS_OPTIONS: list[dict] = [
     {"depth": 3},
     {"embed_dim": 128, "num_heads": 4},
     {"patch_size": 32},
@@ -32,7 +32,7 @@ WITHIN_TIMMS_CLASS: list[dict] = [
 
 
 @pytest.mark.parametrize("options", [{}, {"num_classes": 7}, {"in_chans": 1}, {"img_size": (96, 160)}], ids=str)
-def test_arguments_of_a_named_model_keep_its_name(options: dict) -> None:
+def test_timm_arguments_keep_the_model_name(options: dict) -> None:
     check = check_against_timm(ModelConfig(name=TINY, **options))
     assert check.matched == TINY
     assert check.equal, check.differences
@@ -40,15 +40,15 @@ def test_arguments_of_a_named_model_keep_its_name(options: dict) -> None:
     assert check.macs == check.timm_macs
 
 
-@pytest.mark.parametrize("options", WITHIN_TIMMS_CLASS, ids=str)
-def test_other_shapes_are_compared_with_timms_class(options: dict) -> None:
+@pytest.mark.parametrize("options", TIMM_CLASS_OPTIONS, ids=str)
+def test_other_shapes_are_compared_with_the_timm_class(options: dict) -> None:
     check = check_against_timm(ModelConfig(name=TINY, **options))
     assert check.matched == ("VisionTransformerDistilled" if options.get("distilled") else "VisionTransformer")
     assert check.equal, check.differences
 
 
 @pytest.mark.parametrize("pos_embed", ["rope", "relative", "sincos", "learned_2d"])
-def test_what_timm_lacks_is_said(pos_embed: str) -> None:
+def test_missing_counterpart_is_reported(pos_embed: str) -> None:
     check = check_against_timm(ModelConfig(name=TINY, pos_embed=pos_embed))
     assert check.matched is None
     assert pos_embed in check.reason
@@ -57,7 +57,7 @@ def test_what_timm_lacks_is_said(pos_embed: str) -> None:
     assert not check.differences
 
 
-def test_shapes_are_told_stage_by_stage() -> None:
+def test_shapes_are_reported_per_stage() -> None:
     stages = check_against_timm(TINY, num_classes=7).stages
     assert list(stages) == ["patch_embed", *(f"blocks.{i}" for i in range(12)), "norm", "head"]
     assert stages["patch_embed"].ours == stages["patch_embed"].timm == [(196, 192)]
@@ -68,15 +68,15 @@ def test_shapes_are_told_stage_by_stage() -> None:
 @pytest.mark.parametrize(
     ("wrong", "layer"),
     [
-        ({"mlp_ratio": 3.0}, "blocks.0.mlp.fc1.weight: ours (576, 192), timm's (768, 192)"),
-        ({"depth": 11}, "blocks.11.norm1.weight: ours has none, timm's (192,)"),
-        ({"layer_scale": 1e-5}, "blocks.0.ls1.gamma: ours (192,), timm's has none"),
-        ({"patch_size": (8, 8)}, "patch_embed: output: ours [(784, 192)], timm's [(196, 192)]"),
-        ({"registers": 1}, "reg_token: ours (1, 1, 192), timm's has none"),
+        ({"mlp_ratio": 3.0}, "blocks.0.mlp.fc1.weight: ours (576, 192), timm (768, 192)"),
+        ({"depth": 11}, "blocks.11.norm1.weight: ours missing, timm (192,)"),
+        ({"layer_scale": 1e-5}, "blocks.0.ls1.gamma: ours (192,), timm missing"),
+        ({"patch_size": (8, 8)}, "patch_embed: output: ours [(784, 192)], timm [(196, 192)]"),
+        ({"registers": 1}, "reg_token: ours (1, 1, 192), timm missing"),
     ],
     ids=str,
 )
-def test_a_wrong_variant_is_found_and_the_layer_named(monkeypatch: pytest.MonkeyPatch, wrong: dict, layer: str) -> None:
+def test_wrong_variant_error_names_the_layer(monkeypatch: pytest.MonkeyPatch, wrong: dict, layer: str) -> None:
     monkeypatch.setitem(VARIANTS, TINY, dataclasses.replace(VARIANTS[TINY], **wrong))
     check = check_against_timm(TINY)
     assert check.matched == TINY
@@ -85,7 +85,7 @@ def test_a_wrong_variant_is_found_and_the_layer_named(monkeypatch: pytest.Monkey
     assert "differs" in check.summary()
 
 
-def test_timms_own_models_have_figures_too() -> None:
+def test_timm_models_are_described_too() -> None:
     check = check_against_timm("timm/resnet18", num_classes=10)
     assert check.matched == "resnet18"
     assert check.equal
@@ -93,17 +93,17 @@ def test_timms_own_models_have_figures_too() -> None:
     assert check.params == 11_181_642
 
 
-def test_the_result_is_plain_data() -> None:
+def test_result_is_plain_data() -> None:
     tree = json.loads(json.dumps(check_against_timm("vit_mu", num_classes=10).to_dict()))
     assert tree["equal"] is True
     assert tree["stages"]["head"] == {"ours": [[10]], "timm": [[10]]}
 
 
-def test_an_unknown_name_is_the_users_mistake() -> None:
+def test_unknown_name_is_a_user_error() -> None:
     with pytest.raises(UserError, match="vit_tiny_patch16_224"):
         check_against_timm("vit_tiny_patch16_225")
 
 
-def test_a_gpu_kernel_or_weights_file_is_not_needed_to_check() -> None:
+def test_check_needs_neither_gpu_kernel_nor_weights_file() -> None:
     check = check_against_timm(ModelConfig(name="vit_mu", attention="cudnn", weights="nowhere.safetensors"))
     assert check.equal

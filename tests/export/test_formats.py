@@ -1,4 +1,4 @@
-"""Exports are loaded by the program they are for and give the model's outputs."""
+"""Exports load in their target library and reproduce the model's outputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMES = ("cat", "dog", "eel")
 
 
 def loaded(name: str, **options: Any) -> LoadedRun:
-    """A model with weights that no part of it is left at zero by."""
+    """Return a model with random weights, none of them zero."""
     torch.manual_seed(0)
     model = create_model(name, num_classes=3, **options)
     for p in model.parameters():
@@ -56,7 +56,7 @@ SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": 32}
     ],
     ids=lambda value: value if isinstance(value, str) else ",".join(value),
 )
-def test_timm_loads_every_variant_from_a_file_and_from_a_folder(
+def test_timm_loads_every_variant_from_a_file_and_a_directory(
     name: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     import timm
@@ -66,7 +66,7 @@ def test_timm_loads_every_variant_from_a_file_and_from_a_folder(
     assert exported.difference < 1e-4
     scope: dict[str, Any] = {}
     exec(exported.usage, scope)
-    assert largest_difference(run, scope["model"].eval()) < 1e-4, "the printed code is the code that works"
+    assert largest_difference(run, scope["model"].eval()) < 1e-4, "the printed code works"
     assert export_hub_folder(run, tmp_path / "hub").difference < 1e-4
     again = timm.create_model(f"local-dir:{tmp_path / 'hub'}", pretrained=True)
     assert tuple(again.pretrained_cfg["label_names"]) == NAMES
@@ -76,14 +76,14 @@ def test_timm_loads_every_variant_from_a_file_and_from_a_folder(
 
 
 @pytest.mark.parametrize("kind", ["rope", "relative"])
-def test_what_timm_does_not_have_is_told(kind: str) -> None:
+def test_models_unsupported_by_timm_are_rejected(kind: str) -> None:
     with pytest.raises(UserError, match=f"pos_embed = {kind}.*--to onnx"):
         to_timm(loaded("vit_mu", pos_embed=kind))
 
 
 @pytest.mark.parametrize("name", ["vit_mu", "timm/test_resnet"])
 @pytest.mark.parametrize("form", ["onnx", "torch-export"])
-def test_graphs_take_any_batch_and_tell_of_their_images(name: str, form: str, tmp_path: Path) -> None:
+def test_graphs_accept_any_batch_size_and_describe_their_images(name: str, form: str, tmp_path: Path) -> None:
     from vit_scale.export.onnx_file import export_onnx
     from vit_scale.export.torch_export import export_torch
 
@@ -103,10 +103,10 @@ def test_graphs_take_any_batch_and_tell_of_their_images(name: str, form: str, tm
         names = extra["class_names"]
     torch.testing.assert_close(logits, run.model(images), atol=1e-3, rtol=1e-3)
     assert tuple(json.loads(names)) == NAMES
-    assert {path.name for path in tmp_path.iterdir()} <= {"m.onnx", "m.pt2"}, "nothing half-made is left"
+    assert {path.name for path in tmp_path.iterdir()} <= {"m.onnx", "m.pt2"}, "no partial files are left"
 
 
-def test_an_export_that_differs_is_not_kept(tmp_path: Path) -> None:
+def test_export_that_differs_is_deleted(tmp_path: Path) -> None:
     run = loaded("vit_mu")
 
     def export() -> None:
@@ -114,18 +114,18 @@ def test_an_export_that_differs_is_not_kept(tmp_path: Path) -> None:
             path.write_text("something")
             largest_difference(run, lambda images: run.model(images) + 0.1)
 
-    with pytest.raises(UserError, match="differs from the model by"):
+    with pytest.raises(UserError, match="differs from the original by"):
         export()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_not_a_number_is_a_difference() -> None:
+def test_nan_is_a_difference() -> None:
     run = loaded("vit_mu")
     with pytest.raises(UserError, match="differs"):
         largest_difference(run, lambda images: run.model(images) * float("nan"))
 
 
-# -------------------------------------------------------------------------------------------------------- the card
+# -------------------------------------------------------------------------------------------------------- model card
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def hub(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_card_has_results_recipe_and_versions_and_nothing_of_the_machine(hub: Path, trained_run: Path) -> None:
+def test_model_card_has_results_recipe_and_versions_but_no_local_paths(hub: Path, trained_run: Path) -> None:
     card = (hub / "README.md").read_text()
     header = yaml.safe_load(card.split("---")[1])
     summary = json.loads((trained_run / "summary.json").read_text())
@@ -150,7 +150,7 @@ def test_the_card_has_results_recipe_and_versions_and_nothing_of_the_machine(hub
     assert str(trained_run) not in card
 
 
-def test_the_code_of_the_card_runs(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_in_the_model_card_runs(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     card = (hub / "README.md").read_text()
     code = re.search(r"```python\n(.*?)```", card, flags=re.DOTALL).group(1)
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "image.png")
@@ -160,23 +160,23 @@ def test_the_code_of_the_card_runs(hub: Path, tmp_path: Path, monkeypatch: pytes
     assert printed[0] in "0123456789"
 
 
-# ----------------------------------------------------------------------------------------------------- the command
+# ----------------------------------------------------------------------------------------------------- command
 
 
-def test_the_command_says_what_it_verified(trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_command_reports_the_verification(trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main([str(trained_run), "--to", "timm", "--out", str(tmp_path / "w.safetensors"), "--weights", "raw"]) == 0
-    said = capsys.readouterr().out
-    assert "verified: loaded by timm.create_model" in said
-    assert re.search(r"largest difference of a logit \d", said)
-    assert "raw weights" in said
-    assert "timm.create_model('vit_tiny_patch16_224', checkpoint_path=" in said
+    output = capsys.readouterr().out
+    assert "Verified: loaded by timm.create_model" in output
+    assert re.search(r"maximum logit difference \d", output)
+    assert "raw weights" in output
+    assert "timm.create_model('vit_tiny_patch16_224', checkpoint_path=" in output
 
 
 class FakeHub:
-    """Stands in for huggingface_hub's HfApi."""
+    """Stub of huggingface_hub's HfApi."""
 
-    def __init__(self, said: list[tuple], logged_in: bool = True):
-        self.said, self.logged_in = said, logged_in
+    def __init__(self, calls: list[tuple], logged_in: bool = True):
+        self.calls, self.logged_in = calls, logged_in
 
     def whoami(self) -> dict[str, str]:
         if not self.logged_in:
@@ -184,55 +184,55 @@ class FakeHub:
         return {"name": "me"}
 
     def create_repo(self, repo: str, **options: Any) -> str:
-        self.said.append(("create", repo, options["private"]))
+        self.calls.append(("create", repo, options["private"]))
         return f"https://hub/{repo}"
 
     def upload_folder(self, *, repo_id: str, folder_path: str, **options: Any) -> None:
-        self.said.append(("upload", repo_id, {path.name for path in Path(folder_path).iterdir()}))
+        self.calls.append(("upload", repo_id, {path.name for path in Path(folder_path).iterdir()}))
 
 
 def test_push_uploads_the_verified_folder(
     trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    said: list[tuple] = []
-    monkeypatch.setattr("huggingface_hub.HfApi", lambda: FakeHub(said))
+    calls: list[tuple] = []
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: FakeHub(calls))
     out = tmp_path / "digits"
     assert main([str(trained_run), "--to", "hub-folder", "--out", str(out), "--push", "me/digits", "--private"]) == 0
     files = {"README.md", "config.json", "model.safetensors"}
-    assert said == [("create", "me/digits", True), ("upload", "me/digits", files)]
-    assert "uploaded to https://hub/me/digits" in capsys.readouterr().out
+    assert calls == [("create", "me/digits", True), ("upload", "me/digits", files)]
+    assert "Uploaded to https://hub/me/digits" in capsys.readouterr().out
     assert 'create_model("hf-hub:me/digits"' in (out / "README.md").read_text()
 
 
-def test_push_without_a_login_does_nothing_at_all(
+def test_push_without_a_login_writes_and_uploads_nothing(
     trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[tuple] = []
-    monkeypatch.setattr("huggingface_hub.HfApi", lambda: FakeHub(said, logged_in=False))
+    calls: list[tuple] = []
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: FakeHub(calls, logged_in=False))
     with pytest.raises(UserError, match=r"not logged in.*\(no token\)\.\nRun `hf auth login`"):
         main([str(trained_run), "--to", "hub-folder", "--out", str(tmp_path / "x"), "--push", "me/digits"])
-    assert said == []
+    assert calls == []
     assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["{run}", "--to", "tensorflow"], "invalid choice: 'tensorflow'.*onnx"),
         (["{run}"], "--to"),
-        (["no/such/run", "--to", "timm"], "there is no such run"),
-        (["{run}", "--to", "onnx", "--out", "model.bin"], "ends in .onnx, such as model.onnx"),
-        (["{run}", "--to", "onnx", "--push", "me/x"], "goes with --to hub-folder"),
-        (["{run}", "--to", "hub-folder", "--push", "a/b/c"], "not the name of a repository"),
-        (["{run}", "--to", "timm", "--private"], "goes with --push"),
-        (["{run}", "--to", "timm", "--out", "{file}/w.safetensors"], "cannot be written"),
+        (["no/such/run", "--to", "timm"], "no/such/run"),
+        (["{run}", "--to", "onnx", "--out", "model.bin"], "writes a .onnx file, e.g. model.onnx"),
+        (["{run}", "--to", "onnx", "--push", "me/x"], "requires --to hub-folder"),
+        (["{run}", "--to", "hub-folder", "--push", "a/b/c"], "invalid repository name"),
+        (["{run}", "--to", "timm", "--private"], "requires --push"),
+        (["{run}", "--to", "timm", "--out", "{file}/w.safetensors"], "cannot write"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_mistakes_are_told(arguments: list[str], said: str, trained_run: Path, tmp_path: Path) -> None:
+def test_invalid_input_is_reported(arguments: list[str], message: str, trained_run: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    places = {"run": trained_run, "file": tmp_path / "file"}
-    with pytest.raises(UserError, match=said):
-        main([argument.format(**places) for argument in arguments])
+    paths = {"run": trained_run, "file": tmp_path / "file"}
+    with pytest.raises(UserError, match=message):
+        main([argument.format(**paths) for argument in arguments])
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert not (trained_run / "export").exists()

@@ -107,7 +107,7 @@ def test_a_run_of_a_better_device_is_evaluated_on_this_one(
 def test_other_splits_and_data_have_folders_of_their_own(run: Path, pictures: Path) -> None:
     assert main([str(run), "--split", "train"]) == 0
     assert json.loads((run / "eval-train/metrics.json").read_text())["images"] == 1617
-    assert main([str(run), "--data", str(pictures), "--by-number"]) == 0
+    assert main([str(run), "--data", str(pictures), "--match-by-index"]) == 0
     folders = {path.name for path in run.glob("eval-*")}
     assert len(folders) == 2
     assert any("pictures" in name for name in folders)
@@ -117,7 +117,7 @@ def test_two_processes_count_each_image_once(
     run: Path, tmp_path: Path, launch_processes: Callable, pictures: Path
 ) -> None:
     (pictures / CLASSES[0] / "9.png").unlink()  # 29 pictures: the processes have unequal shares
-    script = ["launch/eval.py", str(run), "--data", str(pictures), "--by-number", "batch.eval=4", "data.workers=0"]
+    script = ["launch/eval.py", str(run), "--data", str(pictures), "--match-by-index", "batch.eval=4", "data.workers=0"]
     together = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     together += ["--main_process_port", "0", "--mixed_precision", "no", "--num_machines", "1", *script]
     (done,) = launch_processes([*together, "--json", str(tmp_path / "two.json")])
@@ -187,8 +187,8 @@ def test_classes_are_matched_by_name() -> None:
     assert match_classes(("a", "b"), ("a", "b"), 2) is None
     assert match_classes(("b", "a"), ("a", "b", "c"), 3).tolist() == [1, 0]
     assert match_classes(("0", "1"), ("cat", "dog"), 2) is None, "numbers stand in where data has no names"
-    assert match_classes(("x", "y"), ("cat", "dog"), 2, by_number=True) is None
-    with pytest.raises(UserError, match="does not know: x, y; the model knows cat, dog.\nIf .* --by-number"):
+    assert match_classes(("x", "y"), ("cat", "dog"), 2, match_by_index=True) is None
+    with pytest.raises(UserError, match="does not know: x, y; the model knows cat, dog.\nIf .* --match-by-index"):
         match_classes(("x", "y"), ("cat", "dog"), 2)
     with pytest.raises(UserError, match="the data has 3 classes, the model only 2"):
         match_classes(("x", "y", "z"), (), 2)
@@ -216,7 +216,7 @@ def test_a_broken_picture_is_named_or_left_out(pictures: Path, resnet: Path, tmp
         (["{run}", "--split", "tset"], "no such split"),
         (["{run}", "--weights", "best"], "invalid choice"),
         (["{run}", "--data", "{empty}"], "no images"),
-        (["{run}", "--json", "no/such/folder/e.json"], "there is no folder"),
+        (["{run}", "--json", "no/such/folder/e.json"], "does not exist"),
         (["{run}", "augment.eval_crp=1"], "augment.eval_crop"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -61,7 +61,7 @@ def test_json_has_every_file_and_bad_ones_with_the_reason(
     assert "cannot be decoded" in rows["bad.png"]["problem"]
     assert len(rows["a.png"]["predictions"]) == 2
     assert rows["a.png"]["predictions"][0].keys() == {"class", "index", "probability"}
-    assert f"skipped {pictures / 'bad.png'}: cannot be decoded" in err
+    assert f"Skipped {pictures / 'bad.png'}: cannot be decoded" in err
 
 
 def test_the_table_names_classes_and_skips_what_is_bad(
@@ -103,8 +103,8 @@ def test_a_model_without_attention_says_so(pictures: Path, tmp_path: Path, monke
         (["{run}", "{pictures}/bad.png"], "none of 1 files could be read"),
         (["{run}", "{pictures}/*.jpg"], "there is no such file"),
         (["no/such/run", "{pictures}"], "there is no such run"),
-        (["{run}", "{pictures}", "--top", "0"], "--top counts from 1"),
-        (["{run}", "{pictures}", "--out", "x"], "only --attention writes"),
+        (["{run}", "{pictures}", "--top", "0"], "--top: must be at least 1"),
+        (["{run}", "{pictures}", "--out", "x"], "--out: requires --attention"),
         (["{run}"], "IMAGE"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

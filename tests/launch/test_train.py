@@ -1,4 +1,4 @@
-"""`launch/train.py` as a user meets it: help, mistakes, a first run, Ctrl-C, going on."""
+"""`launch/train.py` end to end: help, invalid input, a first run, Ctrl-C and resuming."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ QUICK = ["track.wandb=disabled", "data.workers=0"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["recipes/digits.yaml", "optim.lrr=1"], "optim.lr?"),
-        (["recipes/digits.yaml", "schedule.steps=5"], "are both given"),
-        (["recipes/nothing.yaml"], "there is no such recipe"),
-        ([], "which recipe?"),
-        (["optim.lr=1"], "the recipe comes first"),
+        (["recipes/digits.yaml", "schedule.steps=5"], "are both set"),
+        (["recipes/nothing.yaml"], "recipe not found"),
+        ([], "no recipe given"),
+        (["optim.lr=1"], "the recipe must come first"),
     ],
 )
-def test_mistake_exits_2_without_traceback(launch: Launch, arguments: list[str], said: str) -> None:
+def test_invalid_input_exits_with_code_2_without_traceback(launch: Launch, arguments: list[str], message: str) -> None:
     done = launch(SCRIPT, *arguments)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) <= 3
     assert done.stdout == ""
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["optim.name=adamww"], "adamw"),
-        (["optim.name=lamb", "parallel.strategy=zero1"], "looks at whole layers"),
+        (["optim.name=lamb", "parallel.strategy=zero1"], "optim.name = 'lamb'"),
         (["data.source=no/such/folder"], "data.source"),
-        (["run.resume=no/such/checkpoint"], "there is no such checkpoint"),
-        (["model.num_classes=3"], "the data has 10 classes"),
+        (["run.resume=no/such/checkpoint"], "no/such/checkpoint"),
+        (["model.num_classes=3"], "10 classes"),
         (["model.weights=no/such/file.safetensors"], "model.weights"),
         (["augment.rand_augment=rand-x9"], "augment.rand_augment"),
         (["model.attention=cudnn"], "model.attention"),
         (["parallel.precision=fp16"], "parallel.precision"),
     ],
 )
-def test_mistake_found_later_still_writes_nothing(
-    root: Path, tmp_path: Path, fresh_accelerate: None, options: list[str], said: str
+def test_invalid_input_found_later_still_writes_nothing(
+    root: Path, tmp_path: Path, fresh_accelerate: None, options: list[str], message: str
 ) -> None:
     from vit_scale.errors import UserError
     from vit_scale.recipe import load_recipe
@@ -62,7 +62,7 @@ def test_mistake_found_later_still_writes_nothing(
 
     recipe = str(root / "recipes/debug.yaml")
     config = load_recipe(recipe, [*QUICK, f"run.dir={tmp_path / 'run'}", *options])
-    with pytest.raises(UserError, match=re.escape(said)):
+    with pytest.raises(UserError, match=re.escape(message)):
         run_recipe(config, recipe)
     assert not (tmp_path / "run").exists()
 
@@ -89,24 +89,24 @@ def test_print_config_prints_the_merged_recipe_and_stops(launch: Launch, tmp_pat
 
 @pytest.fixture(scope="module")
 def digits(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The first run of a newcomer, whole, with W&B offline."""
+    """A complete first run with W&B offline."""
     folder = tmp_path_factory.mktemp("digits") / "run"
     command = [sys.executable, SCRIPT, "recipes/digits.yaml", f"run.dir={folder}", "track.wandb=offline"]
     environment = dict(os.environ)
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert done.stderr == "", "nothing drowns the output"
+    assert done.stderr == "", "no warnings"
     return folder, done.stdout
 
 
-def test_digits_reach_97_percent(digits: tuple[Path, str]) -> None:
+def test_digits_reaches_97_percent(digits: tuple[Path, str]) -> None:
     summary = json.loads((digits[0] / "summary.json").read_text())
     assert summary["finished"]
     assert summary["val/top1"] >= 0.97
     assert summary["best/val/top1"] >= summary["val/top1"]
 
 
-def test_run_folder_has_what_the_contract_names(digits: tuple[Path, str]) -> None:
+def test_run_directory_has_the_contract_files_and_metrics(digits: tuple[Path, str]) -> None:
     folder = digits[0]
     for name in ("config.yaml", "summary.json", "metrics.jsonl", "model.safetensors", "model_ema.safetensors"):
         assert (folder / name).stat().st_size > 0
@@ -155,26 +155,26 @@ def test_final_weights_load_into_timm(digits: tuple[Path, str]) -> None:
         assert (loaded.missing_keys, loaded.unexpected_keys) == ([], [])
 
 
-def test_output_says_in_words_what_is_trained_and_what_to_do_next(digits: tuple[Path, str]) -> None:
-    said = digits[1]
+def test_output_describes_the_run_and_next_steps(digits: tuple[Path, str]) -> None:
+    output = digits[1]
     for part in (
         "parameters",
         "MMACs",
-        "training and",
-        "images an update =",
+        "training",
+        "accumulation step",
         "epochs",
         "fp32",
         "single process",
         "timm",
     ):
-        assert part in said, part
-    assert "top-1" in said.split("Finished")[1]
-    assert "wandb sync" in said.split("Next")[1]
-    assert all(len(line) <= 160 for line in said.splitlines())
-    assert "\x1b" not in said, "no terminal codes in a log file"
+        assert part in output, part
+    assert "top-1" in output.split("Finished")[1]
+    assert "wandb sync" in output.split("Next")[1]
+    assert all(len(line) <= 160 for line in output.splitlines())
+    assert "\x1b" not in output, "no terminal codes in a log file"
 
 
-def test_ctrl_c_leaves_a_run_that_goes_on_with_the_same_command(root: Path, launch: Launch, tmp_path: Path) -> None:
+def test_run_stopped_by_ctrl_c_resumes_with_the_same_command(root: Path, launch: Launch, tmp_path: Path) -> None:
     arguments = ["recipes/debug.yaml", f"run.dir={tmp_path}/run", *QUICK, "schedule.steps=400", "run.eval_every=400"]
     process = subprocess.Popen(
         [sys.executable, SCRIPT, *arguments], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -187,25 +187,25 @@ def test_ctrl_c_leaves_a_run_that_goes_on_with_the_same_command(root: Path, laun
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    assert "The same command goes on from there." in out
+    assert "same command" in out
     stopped = int(re.search(r"after step ([\d,]+)", out).group(1).replace(",", ""))
     again = launch(SCRIPT, *arguments, f"schedule.steps={stopped + 3}", "run.eval_every=100000")
     assert again.returncode == 0, again.stderr
-    assert f"after step {stopped:,} of {stopped + 3:,}" in again.stdout
+    assert re.search(rf"step {stopped:,}( of |/){stopped + 3:,}", again.stdout)
     steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
     assert steps == sorted(steps)
 
 
-def test_finished_run_is_left_alone(launch: Launch, digits: tuple[Path, str]) -> None:
+def test_finished_run_is_left_untouched(launch: Launch, digits: tuple[Path, str]) -> None:
     before = (digits[0] / "summary.json").read_text()
     again = launch(SCRIPT, "recipes/digits.yaml", f"run.dir={digits[0]}", "track.wandb=offline")
     assert again.returncode == 0
-    assert "is finished" in again.stdout
+    assert "finished" in again.stdout
     assert (digits[0] / "summary.json").read_text() == before
 
 
-def test_other_options_in_the_same_folder_are_refused_by_name(launch: Launch, digits: tuple[Path, str]) -> None:
+def test_different_options_in_the_same_directory_are_rejected_by_name(launch: Launch, digits: tuple[Path, str]) -> None:
     again = launch(SCRIPT, "recipes/digits.yaml", f"run.dir={digits[0]}", "optim.lr=1e-4")
     assert again.returncode == 2
     assert "optim.lr" in again.stderr
-    assert "0.0001 here" in again.stderr
+    assert "0.0001" in again.stderr

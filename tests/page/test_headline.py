@@ -34,13 +34,13 @@ def test_options_are_written_as_they_are_typed(value: object, text: str) -> None
 
 def test_headline_has_result_size_time_speed_and_hardware(make_run) -> None:
     summary = {"params": 86_567_656, "macs": 17_563_828_224, "seconds": 4325.0, "processes": 8, "strategy": "zero2"}
-    [run] = read_runs([make_run(summary=summary | {"precision": "bf16", "peak_source": "data sheet of A100"})])
+    [run] = read_runs([make_run(summary=summary | {"precision": "bf16", "peak_source": "A100 datasheet"})])
     facts = {k: (f.value.replace("\xa0", " "), f.detail.replace("\xa0", " ")) for k, f in by_label(run).items()}
     assert facts == {
         "Top-1 accuracy": ("90.00%", "best, after 40 steps; last 90.00% raw, 90.00% EMA"),
         "Parameters": ("86.6 M", "17.6 GMACs a forward pass of one image"),
         "Time": ("1h 12m", "40 steps, 2 epochs"),
-        "Images per second": ("64", "median; MFU 20.00% of data sheet of A100"),
+        "Images per second": ("64", "median; MFU 20.00% of A100 datasheet"),
         "Ran on": ("8 processes", "ZeRO-2, bf16"),
     }
 

@@ -18,7 +18,7 @@ def test_page_of_one_run_lies_in_its_folder(launch: Launch, make_run) -> None:
     folder = make_run()
     done = launch(SCRIPT, folder)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"wrote {folder}/page.html: open it in a browser\n"
+    assert done.stdout == f"Wrote {folder}/page.html. Open it in a browser.\n"
     assert (folder / "page.html").read_text().startswith("<!doctype html>")
 
 
@@ -34,12 +34,12 @@ def test_plotly_is_in_the_page_once_and_nothing_is_linked(launch: Launch, make_r
     ("arguments", "said"),
     [
         ([], "RUN"),
-        (["optim.lr=1"], "which run?"),
+        (["optim.lr=1"], "no run given"),
         (["recipes"], "recipes: is not the folder of a run"),
         (["no/such/run"], "no/such/run: there is no such run"),
-        (["recipes/none.yaml"], "recipes/none.yaml: there is no such recipe"),
-        (["{run}", "--out", "no/folder/page.html"], "--out no/folder/page.html: there is no folder no/folder"),
-        (["{run}", "--out", "recipes"], "--out recipes: is a folder"),
+        (["recipes/none.yaml"], "recipes/none.yaml: recipe not found"),
+        (["{run}", "--out", "no/folder/page.html"], "--out no/folder/page.html: directory no/folder does not exist"),
+        (["{run}", "--out", "recipes"], "--out recipes: is a directory"),
         (["{run}", "--nonsense"], "--nonsense"),
     ],
 )

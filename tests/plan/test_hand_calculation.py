@@ -1,4 +1,4 @@
-"""Every figure of a plan against a calculation by hand: ViT-L/16 on 64 H100."""
+"""Every number of a plan matches a hand calculation: ViT-L/16 on 64 H100."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vit_scale.recipe import load_recipe
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "vit_large.yaml"
 GPUS = 64
-# ViT-L/16 at 224 pixels: 196 patches and a class token, 24 blocks of width 1024 with 16 heads and an MLP of 4096.
+# ViT-L/16 at 224 pixels: 196 patches and a class token, 24 blocks of dimension 1024, 16 heads, MLP of 4096.
 TOKENS, WIDTH, HIDDEN, HEADS, BLOCKS = 197, 1024, 4096, 16, 24
-PARAMS = 304_326_632 + BLOCKS * 2 * WIDTH  # timm's, and LayerScale
+PARAMS = 304_326_632 + BLOCKS * 2 * WIDTH  # timm's count plus LayerScale
 SHARD = math.ceil(PARAMS / GPUS)
 MICRO = 4096 // GPUS
 RATES = [0.2 * block / (BLOCKS - 1) for block in range(BLOCKS)]
@@ -26,7 +26,7 @@ def run() -> RunPlan:
     return make_run_plan(load_recipe(RECIPE), "recipes/vit_large.yaml", find_machine(GPUS, "H100"))
 
 
-def test_model_and_check_against_timm(run: RunPlan) -> None:
+def test_model_counts_and_timm_check(run: RunPlan) -> None:
     assert run.report.count.params == PARAMS
     assert run.report.count.macs == pytest.approx(61.5547e9, rel=1e-5)
     assert run.timm.equal
@@ -38,29 +38,29 @@ def test_steps_epochs_and_warmup(run: RunPlan) -> None:
     assert run.plan.epoch(run.plan.steps) == pytest.approx(200, abs=1e-3)
 
 
-def test_batch_is_as_large_as_one_gpu_has_images(run: RunPlan) -> None:
+def test_micro_batch_is_the_local_batch(run: RunPlan) -> None:
     plan = run.plan
     assert (plan.processes, plan.accumulation, plan.micro_batch) == (GPUS, 1, MICRO)
 
 
-def test_learning_rate_starts_near_zero_peaks_and_ends_at_zero(run: RunPlan) -> None:
+def test_learning_rate_warms_up_and_decays_to_zero(run: RunPlan) -> None:
     assert run.lr.at(0) == pytest.approx(1.6e-3 / 6256)
     assert run.lr.at(6256) == 1.6e-3
     assert run.lr.at(62_556) == pytest.approx(0, abs=1e-9)
 
 
-def bytes_of_a_block(rate: float) -> float:
-    """Kept for one image, in bf16 with the residual stream in fp32, by the images that keep the branch."""
-    numbers = TOKENS * WIDTH
-    norms = 2 * (4 * numbers + 8 * TOKENS)
-    attention = 2 * 5 * numbers + 4 * TOKENS * HEADS
-    mlp = 2 * (numbers + 2 * TOKENS * HIDDEN)
-    layer_scale = 2 * 2 * numbers
+def block_bytes(rate: float) -> float:
+    """Bytes saved per image, in bf16 with an fp32 residual stream, by the images that keep the branch."""
+    elements = TOKENS * WIDTH
+    norms = 2 * (4 * elements + 8 * TOKENS)
+    attention = 2 * 5 * elements + 4 * TOKENS * HEADS
+    mlp = 2 * (elements + 2 * TOKENS * HIDDEN)
+    layer_scale = 2 * 2 * elements
     return (1 - rate) * (norms + attention + mlp + layer_scale)
 
 
-def bytes_of_the_last_block(rate: float) -> float:
-    """Of all tokens the input, before and behind the norm, keys and values; the rest of the class token alone."""
+def last_block_bytes(rate: float) -> float:
+    """All tokens: input before and after the norm, keys and values. Class token only: everything else."""
     all_tokens = (4 + 2 * 3) * TOKENS * WIDTH + 8 * TOKENS
     norm = 4 * WIDTH + 8
     attention = 2 * 2 * WIDTH + 4 * HEADS
@@ -72,13 +72,13 @@ def bytes_of_the_last_block(rate: float) -> float:
 def test_memory_by_part_under_zero2(run: RunPlan) -> None:
     image = 2 * 3 * 224 * 224
     last_norm = 4 * WIDTH + 8
-    activations = image + last_norm + sum(map(bytes_of_a_block, RATES[:-1])) + bytes_of_the_last_block(RATES[-1])
+    activations = image + last_norm + sum(map(block_bytes, RATES[:-1])) + last_block_bytes(RATES[-1])
     parts = dict(run.chosen.footprint.parts)
     assert parts.pop("activations") == pytest.approx(MICRO * activations, rel=1e-6)
     assert parts == {
         "weights": 2 * PARAMS,
         "gradients": 2 * SHARD,
-        "optimiser": (4 + 4 + 8) * SHARD,
+        "optimizer": (4 + 4 + 8) * SHARD,
         "ema": 4 * SHARD,
         "buffers": 2 * PARAMS,
         "context": 2**30,
@@ -90,28 +90,28 @@ def test_ddp_counts_the_larger_of_gradients_and_activations(run: RunPlan) -> Non
     footprint = run.options["ddp"].footprint
     states = (6 + 4 + 8 + 4) * PARAMS + 4 * SHARD
     assert sum(footprint.parts.values()) == states + footprint.parts["activations"] + 2**30
-    assert footprint.overlap == 4 * PARAMS, "activations are more"
+    assert footprint.overlap == 4 * PARAMS, "activations are larger"
 
 
-def test_all_strategies_fit_and_none_is_refused(run: RunPlan) -> None:
-    assert all(option.fits and option.refused is None for option in run.options.values())
+def test_all_strategies_fit_and_are_supported(run: RunPlan) -> None:
+    assert all(option.fits and option.unsupported is None for option in run.options.values())
     assert run.machine.memory == 80e9
 
 
 @pytest.mark.parametrize(
     ("strategy", "times", "number"), [("ddp", 2, 4), ("zero1", 2, 2), ("zero2", 2, 2), ("zero3", 3, 2)]
 )
-def test_bytes_sent_in_an_update(run: RunPlan, strategy: str, times: int, number: int) -> None:
+def test_bytes_sent_per_step(run: RunPlan, strategy: str, times: int, number: int) -> None:
     assert run.options[strategy].communication.sent == pytest.approx(times * 63 / 64 * number * PARAMS, abs=1)
 
 
 def test_flops_time_and_gpu_hours(run: RunPlan) -> None:
     patches = 196 * 3 * 16 * 16 * WIDTH
     block = TOKENS * (4 * WIDTH**2 + 2 * WIDTH * HIDDEN) + 2 * TOKENS**2 * WIDTH
-    shares = [math.ceil(MICRO * (1 - rate) - 1e-9) / MICRO for rate in RATES]  # whole images are computed
+    fractions = [math.ceil(MICRO * (1 - rate) - 1e-9) / MICRO for rate in RATES]  # rounded up to whole images
     # Keys and values of all tokens; query, projection, attention and MLP of the class token.
     last = TOKENS * 2 * WIDTH**2 + 2 * WIDTH**2 + 2 * TOKENS * WIDTH + 2 * WIDTH * HIDDEN
-    macs = 2 * patches + 3 * WIDTH * 1000 + 3 * (block * sum(shares[:-1]) + last * shares[-1])
+    macs = 2 * patches + 3 * WIDTH * 1000 + 3 * (block * sum(fractions[:-1]) + last * fractions[-1])
     flops = 2 * macs * 62_557 * 4096
     assert run.cost.flops_per_image == pytest.approx(2 * macs, rel=1e-9)
     assert run.cost.flops == pytest.approx(flops, rel=1e-9)
@@ -121,7 +121,7 @@ def test_flops_time_and_gpu_hours(run: RunPlan) -> None:
     assert run.cost.images_per_second == pytest.approx(62_557 * 4096 / run.cost.seconds)
 
 
-def test_deepspeed_is_told_the_same(run: RunPlan) -> None:
+def test_deepspeed_config_matches_the_plan(run: RunPlan) -> None:
     settings = run.deepspeed
     assert settings["zero_optimization"]["stage"] == 2
     assert settings["train_batch_size"] == 4096

@@ -1,4 +1,4 @@
-"""The learning rate as text."""
+"""Text plot of the learning rate."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from vit_scale.schedule import LearningRate
 
 
 def heights(lines: list[str], margin: int) -> list[int]:
-    """Full cells of each column."""
+    """Return the number of full cells per column."""
     rows = [line[margin:].ljust(WIDTH) for line in lines[:HEIGHT]]
     return [sum(row[column] == "█" for row in rows) for column in range(WIDTH)]
 
 
-def test_bars_fill_from_below_in_parts_of_a_cell() -> None:
+def test_bars_fill_from_the_bottom_in_parts_of_a_cell() -> None:
     assert bars([0, 0.25, 0.5, 0.75, 1], 2, " ▄█") == ["   ▄█", " ▄███"]
 
 
-def test_plot_rises_in_warmup_and_falls_after_it() -> None:
+def test_plot_rises_during_warmup_and_falls_afterwards() -> None:
     lines = plot_learning_rate(LearningRate(1e-3, 0.0, steps=10_000, warmup_steps=2_500))
     columns = heights(lines, len("1.00e-03 "))
     top = columns.index(max(columns))
@@ -26,20 +26,20 @@ def test_plot_rises_in_warmup_and_falls_after_it() -> None:
     assert columns[top:] == sorted(columns[top:], reverse=True)
     assert top == pytest.approx(WIDTH / 4, abs=2)
     assert lines[0].startswith("1.00e-03")
-    assert lines[-1].split() == ["0", "2,500", "10,000", "updates"]
+    assert lines[-1].split() == ["0", "2,500", "10,000", "steps"]
 
 
-def test_warmup_without_room_for_its_number_is_left_out() -> None:
+def test_warmup_label_is_omitted_if_it_does_not_fit() -> None:
     lines = plot_learning_rate(LearningRate(1e-3, 0.0, steps=10_000, warmup_steps=10))
-    assert lines[-1].split() == ["0", "10,000", "updates"]
+    assert lines[-1].split() == ["0", "10,000", "steps"]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7])
-def test_short_runs_have_a_column_for_each_step(steps: int) -> None:
+def test_short_runs_have_one_column_per_step(steps: int) -> None:
     lines = plot_learning_rate(LearningRate(1.0, 1.0, steps=steps, warmup_steps=0, shape="constant"))
     assert lines[0].split() == ["1.00e+00", "█" * steps]
 
 
-def test_plain_characters_will_do() -> None:
+def test_ascii_characters_are_supported() -> None:
     lines = plot_learning_rate(LearningRate(1e-3, 0.0, steps=100, warmup_steps=10), blocks=" #")
     assert all(line.isascii() for line in lines)

@@ -181,7 +181,7 @@ def test_offline_parts_are_synced_by_one_command_with_increasing_steps(
 
 
 def test_killed_run_resumes_as_the_same_run(server: Any, root: Path, tmp_path: Path) -> None:
-    options = ["run.log_every=1", "run.save_every=3", "run.eval_every=20", "schedule.steps=8", "track.pictures=never"]
+    options = ["run.log_every=1", "run.save_every=3", "run.eval_every=20", "schedule.steps=8", "track.images=never"]
     command = [sys.executable, "tests/workers/pauses_once.py", str(tmp_path / "flag"), "recipes/debug.yaml"]
     command += [*options, f"run.dir={tmp_path / 'run'}"]
     process = subprocess.Popen(command, cwd=root, start_new_session=True)

@@ -18,7 +18,7 @@ TINY = {
     "run.eval_every": 2,
     "run.log_every": 1,
     "data.workers": 0,
-    "track.pictures": "never",
+    "track.images": "never",
 }
 
 

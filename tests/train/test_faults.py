@@ -259,7 +259,7 @@ def test_run_that_has_gone_bad_stops_with_its_numbers_and_goes_on_from_before(
     trainer: Trainer, reference: Path
 ) -> None:
     folder = trainer.top / "poisoned"
-    options = [LONG, "run.max_bad_steps=7", "run.log_every=1", "run.save_every=2", "run.keep=1"]
+    options = [LONG, "run.max_skipped_steps=7", "run.log_every=1", "run.save_every=2", "run.keep=1"]
     assert trainer.train(folder, *options, poison_from=9) == 2
     said = trainer.said(folder)
     assert "not finite in 7 updates in a row, steps 10 to 16: learning rate" in said

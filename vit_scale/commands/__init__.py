@@ -1,1 +1,1 @@
-"""What each command does, from its arguments to its exit status; `vit_scale.cli` and launch/ call these."""
+"""Implementation of each command, from arguments to exit code; called by `vit_scale.cli` and launch/."""

@@ -1,4 +1,4 @@
-"""`vit-scale eval` and `launch/eval.py`: accuracy, confusion and calibration of a run or of a model by name."""
+"""`vit-scale eval` and `launch/eval.py`: evaluate accuracy, confusion and calibration of a run or named model."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from vit_scale.inference.loaded_run import LoadedRun
 
 USAGE = "%(prog)s RUN_OR_WEIGHTS [--data SOURCE] [--split NAME] [section.option=value ...] [options]"
-DESCRIPTION = """Top-1, top-5, loss, a row for each class, confusion matrix and calibration error.
+DESCRIPTION = """Compute top-1, top-5, loss, per-class metrics, confusion matrix and calibration error.
 
-RUN_OR_WEIGHTS is the folder of a run (also one still going on) or of a checkpoint, timm/NAME with its published
-weights, or a file of weights with --model. Timm's models see images as timm's validate.py shows them. The pictures and
-tables of a run are written to RUN/eval-SPLIT/; those of other models only where --out says."""
+RUN_OR_WEIGHTS is a run directory (also of a run in progress), a checkpoint directory, timm/NAME with its published
+weights, or a weights file with --model. timm models are evaluated with the preprocessing of timm's validate.py. Figures
+and tables of a run are written to RUN/eval-SPLIT/; of other models only if --out is set."""
 EXAMPLES = """examples:
   python launch/eval.py runs/digits
   python launch/eval.py runs/imagenet --data data/imagenet-v2 --weights raw augment.eval_crop=1.0
@@ -35,28 +35,32 @@ EXAMPLES = """examples:
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The arguments, and the overrides of options."""
+    """Parse the command line into arguments and option overrides."""
     parser = Parser(
         usage=USAGE, description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("target", metavar="RUN_OR_WEIGHTS", help="a run, a checkpoint, timm/NAME, or a file of weights")
-    add("--data", metavar="SOURCE", help="other images than the run's, as data.source; a lone folder is taken whole")
-    add("--split", metavar="NAME", help="val (default), train, or any split of the data")
-    add("--weights", choices=("ema", "raw"), help="of a run: averaged (default, where there are such) or raw")
-    add("--model", metavar="NAME", help="the model of a file of weights, such as timm/resnet18")
-    add("--by-number", action="store_true", help="match the classes of data and model by number, not by name")
-    add("--json", metavar="FILE", help="write the figures to this file")
-    add("--out", metavar="FOLDER", help="write pictures and tables here (default: RUN/eval-SPLIT)")
+    add("target", metavar="RUN_OR_WEIGHTS", help="run, checkpoint, timm/NAME, or weights file")
+    add(
+        "--data",
+        metavar="SOURCE",
+        help="images other than the run's, as in data.source; a directory without splits is used in full",
+    )
+    add("--split", metavar="NAME", help="val (default), train, or any split of the dataset")
+    add("--weights", choices=("ema", "raw"), help="weights of a run to use: ema (default if available) or raw")
+    add("--model", metavar="NAME", help="model of a weights file, e.g. timm/resnet18")
+    add("--match-by-index", action="store_true", help="match classes of data and model by index instead of name")
+    add("--json", metavar="FILE", help="write the metrics to this file")
+    add("--out", metavar="DIR", help="directory for figures and tables (default: RUN/eval-SPLIT)")
     args, overrides = parser.parse_known_args(argv)
     for path in (Path(p) for p in (args.json,) if p):
         if not path.parent.is_dir():
-            raise UserError(f"--json {path}: there is no folder {path.parent}")
+            raise UserError(f"--json {path}: directory {path.parent} does not exist")
     return args, overrides
 
 
 def main(argv: Sequence[str]) -> int:
-    """Load, evaluate on all processes, print and write on the main one."""
+    """Load the model, evaluate on all processes, print and write the results on the main process."""
     args, overrides = parse(argv)
     from vit_scale.launcher import silence_libraries
 
@@ -68,42 +72,44 @@ def main(argv: Sequence[str]) -> int:
 
     loaded = load_target(args.target, model=args.model, weights=args.weights, overrides=overrides)
     if loaded.folder is None and args.data is None:
-        raise UserError(f"{args.target}: evaluate it on which images? Add --data SOURCE")
+        raise UserError(f"{args.target}: no data to evaluate on. Add --data SOURCE")
     data = open_eval_data(loaded.config, args.data, args.split)
-    relabel = match_classes(data.class_names, loaded.class_names, loaded.model.num_classes, by_number=args.by_number)
+    relabel = match_classes(
+        data.class_names, loaded.class_names, loaded.model.num_classes, match_by_index=args.match_by_index
+    )
     if not loaded.class_names and len(data.class_names) == loaded.model.num_classes:
         loaded = replace(loaded, class_names=data.class_names)
-    out = _out_folder(args, loaded, data)
+    out = _out_dir(args, loaded, data)
     processes = join_processes()
     try:
         evaluation = evaluate_run(loaded, data, relabel, processes)
     except UserError as error:
-        if not processes.is_main:  # Only this process has met the broken image.
+        if not processes.is_main:  # Only this process has read the corrupt image.
             print(f"error: {error}", file=sys.stderr)
         raise
     if processes.is_main:
-        _tell(args, loaded, data, evaluation, out)
+        _report(args, loaded, data, evaluation, out)
     close_processes()
     return 0
 
 
-def _out_folder(args: argparse.Namespace, loaded: LoadedRun, data: EvalData) -> Path | None:
-    """Where pictures and tables go; one folder for each kind of images, so that none overwrites another's."""
+def _out_dir(args: argparse.Namespace, loaded: LoadedRun, data: EvalData) -> Path | None:
+    """Return the directory for figures and tables; one per dataset and split, so that results are not overwritten."""
     if args.out:
         return Path(args.out)
     if loaded.folder is None:
         return None
-    of_data = f"{re.sub(r'[^A-Za-z0-9.-]+', '-', args.data.strip('/.'))}-" if args.data else ""
-    folder = loaded.folder / f"eval-{of_data}{re.sub(r'[^A-Za-z0-9.-]+', '-', data.split)}"
+    prefix = f"{re.sub(r'[^A-Za-z0-9.-]+', '-', args.data.strip('/.'))}-" if args.data else ""
+    folder = loaded.folder / f"eval-{prefix}{re.sub(r'[^A-Za-z0-9.-]+', '-', data.split)}"
     if not os.access(loaded.folder, os.W_OK):
-        raise UserError(f"{folder}: the run's folder cannot be written to; choose another with --out FOLDER")
+        raise UserError(f"{folder}: the run directory is not writable; choose another directory with --out DIR")
     return folder
 
 
-def _tell(
+def _report(
     args: argparse.Namespace, loaded: LoadedRun, data: EvalData, evaluation: Evaluation, out: Path | None
 ) -> None:
-    """Print the results, and write what was asked for."""
+    """Print the results and write the requested files."""
     from vit_scale.inference.eval_report import print_evaluation, to_json, write_files
 
     about = {
@@ -114,8 +120,8 @@ def _tell(
     try:
         if args.json:
             Path(args.json).write_text(to_json(evaluation, about))
-            print(f"wrote {args.json}")
+            print(f"Wrote {args.json}")
         if out is not None:
-            print(f"wrote {out}/: {', '.join(write_files(evaluation, about, out))}")
+            print(f"Wrote {out}/: {', '.join(write_files(evaluation, about, out))}")
     except OSError as error:
-        raise UserError(f"{args.json or out}: cannot be written: {error}") from error
+        raise UserError(f"{args.json or out}: cannot write: {error}") from error

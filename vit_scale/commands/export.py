@@ -1,4 +1,4 @@
-"""`vit-scale export` and `launch/export.py`: a run's model for timm, ONNX, torch.export or the hub."""
+"""`vit-scale export` and `launch/export.py`: export a run's model to timm, ONNX, torch.export or the Hub."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from vit_scale.export.verify import Exported
 
 USAGE = "%(prog)s RUN --to timm|onnx|torch-export|hub-folder [--out PATH] [--weights ema|raw] [--push REPO]"
-DESCRIPTION = """Write a run's model in the format of others, load it again, compare, and say how it is used.
+DESCRIPTION = """Export a run's model, verify the exported model against the original, and print how to use it.
 
-RUN is the folder of a run (also one still going on) or of a checkpoint, or timm/NAME with its published weights."""
+RUN is a run directory (also of a run in progress), a checkpoint directory, or timm/NAME with its published weights."""
 EXAMPLES = """examples:
   python launch/export.py runs/digits --to timm
   python launch/export.py runs/digits --to onnx --out digits.onnx
@@ -27,7 +27,7 @@ EXAMPLES = """examples:
 
 
 class Format(NamedTuple):
-    """A format: the function that writes it, and the name it gets in RUN/export/."""
+    """An export format: the function that writes it, and its file name in RUN/export/."""
 
     module: str
     function: str
@@ -44,7 +44,7 @@ FORMATS = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Load, write, verify, tell."""
+    """Load the run, export it, verify the export, and print how to use it."""
     args = parse(argv)
     form = FORMATS[args.to]
     from vit_scale.launcher import silence_libraries
@@ -57,13 +57,13 @@ def main(argv: Sequence[str]) -> int:
     out = Path(args.out) if args.out else (run.folder or Path()) / "export" / form.file
     export: Callable[..., Exported] = getattr(importlib.import_module(form.module), form.function)
     exported = export(run, out, **({"repo": args.push} if args.push else {}))
-    print(f"wrote {exported.path}: {run.config.model.name}, {run.weights}")
-    print(f"verified: {exported.checked}; largest difference of a logit {exported.difference:.2g}")
+    print(f"Wrote {exported.path}: {run.config.model.name}, {run.weights}")
+    print(f"Verified: {exported.checked}; maximum logit difference {exported.difference:.2g}")
     print(f"\n{exported.usage}")
     if api is not None:
         from vit_scale.export.push import push_folder
 
-        print(f"\nuploaded to {push_folder(api, exported.path, args.push, private=args.private)}")
+        print(f"\nUploaded to {push_folder(api, exported.path, args.push, private=args.private)}")
     return 0
 
 
@@ -74,22 +74,22 @@ def _check_login(repo: str) -> object:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = Parser(
         usage=USAGE, description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("run", metavar="RUN", help="a run, a checkpoint, or timm/NAME")
-    add("--to", required=True, choices=FORMATS, help="the format", metavar="FORMAT")
-    add("--out", metavar="PATH", help="file or folder to write (default: in RUN/export/)")
-    add("--weights", choices=("ema", "raw"), help="averaged (default, where there are such) or raw")
-    add("--push", metavar="REPO", help="hub-folder: upload it to this repository of the hub, such as me/digits")
-    add("--private", action="store_true", help="with --push: a repository that is new is made private")
+    add("run", metavar="RUN", help="run, checkpoint, or timm/NAME")
+    add("--to", required=True, choices=FORMATS, help="export format", metavar="FORMAT")
+    add("--out", metavar="PATH", help="output file or directory (default: in RUN/export/)")
+    add("--weights", choices=("ema", "raw"), help="weights to use: ema (default if available) or raw")
+    add("--push", metavar="REPO", help="upload a hub-folder export to this Hub repository, e.g. me/digits")
+    add("--private", action="store_true", help="with --push: if the repository is new, make it private")
     args = parser.parse_args(argv)
     if args.push and args.to != "hub-folder":
-        raise UserError(f"--push: goes with --to hub-folder, not with --to {args.to}")
+        raise UserError(f"--push: requires --to hub-folder, not --to {args.to}")
     if args.private and not args.push:
-        raise UserError("--private: goes with --push REPO")
+        raise UserError("--private: requires --push REPO")
     _check_out(args)
     return args
 
@@ -100,6 +100,6 @@ def _check_out(args: argparse.Namespace) -> None:
         return
     path = Path(args.out)
     if suffix and (path.is_dir() or path.suffix != suffix):
-        raise UserError(f"--out {path}: {args.to} is a file that ends in {suffix}, such as {path.with_suffix(suffix)}")
+        raise UserError(f"--out {path}: {args.to} writes a {suffix} file, e.g. {path.with_suffix(suffix)}")
     if not suffix and path.is_file():
-        raise UserError(f"--out {path}: hub-folder is a folder, and there is a file of that name")
+        raise UserError(f"--out {path}: hub-folder writes a directory, but a file with this name exists")

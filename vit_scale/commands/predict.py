@@ -1,4 +1,4 @@
-"""`vit-scale predict` and `launch/predict.py`: classify pictures with a run."""
+"""`vit-scale predict` and `launch/predict.py`: classify images with a run."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from vit_scale.inference.loaded_run import LoadedRun
     from vit_scale.inference.prediction import Prediction
 
-USAGE = "%(prog)s RUN IMAGE|FOLDER|GLOB ... [--top N] [--json] [--attention [--out FOLDER]]"
-DESCRIPTION = """The most probable classes of pictures.
+USAGE = "%(prog)s RUN IMAGE|DIR|GLOB ... [--top N] [--json] [--attention [--out DIR]]"
+DESCRIPTION = """Print the most probable classes of images.
 
-RUN is the folder of a run (also one still going on) or of a checkpoint, or timm/NAME with its published weights.
-Files that cannot be read are named and skipped."""
+RUN is a run directory (also of a run in progress), a checkpoint directory, or timm/NAME with its published weights.
+Unreadable files are reported and skipped."""
 EXAMPLES = """examples:
   python launch/predict.py runs/digits seven.png
   python launch/predict.py runs/imagenet photos/ 'more/**/*.jpg' --json
   python launch/predict.py runs/imagenet cat.jpg --attention --out attention
 
-exit status: 0 if at least one picture could be read, else 2
+exit code: 0 if at least one image could be read, otherwise 2
 """
 
 
 def main(argv: Sequence[str]) -> int:
-    """Load, predict, print."""
+    """Load the run, classify the images, print the predictions."""
     args = parse(argv)
     from vit_scale.launcher import silence_libraries
 
@@ -47,53 +47,53 @@ def main(argv: Sequence[str]) -> int:
     paths = find_images(args.images)
     run = load_target(args.run, weights=args.weights)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    pictures = AttentionPictures(run, _out_folder(args, run)) if args.attention else None
-    found = [_handle(each, pictures) for each in predict(run, paths, top=args.top, device=device)]
-    if not any(each.guesses for each in found):
-        raise UserError(f"none of {len(paths)} files could be read as a picture")
+    figures = AttentionPictures(run, _out_dir(args, run)) if args.attention else None
+    predictions = [_handle(each, figures) for each in predict(run, paths, top=args.top, device=device)]
+    if not any(each.guesses for each in predictions):
+        raise UserError(f"none of {len(paths)} files could be read as an image")
     if args.json:
-        print(json.dumps([_as_dict(each) for each in found], indent=1))
+        print(json.dumps([_as_dict(each) for each in predictions], indent=1))
     else:
-        _print_table([each for each in found if each.guesses])
-    if pictures is not None:
-        print(f"wrote {len(pictures.written)} pictures to {pictures.folder}", file=sys.stderr)
+        _print_table([each for each in predictions if each.guesses])
+    if figures is not None:
+        print(f"Wrote {len(figures.written)} figures to {figures.folder}", file=sys.stderr)
     return 0
 
 
-def _out_folder(args: argparse.Namespace, run: LoadedRun) -> Path:
+def _out_dir(args: argparse.Namespace, run: LoadedRun) -> Path:
     return Path(args.out) if args.out else (run.folder or Path()) / "attention"
 
 
-def _handle(prediction: Prediction, pictures: AttentionPictures | None) -> Prediction:
-    """Tell of a bad file, draw a good one; the pixels are not kept, for there may be many files."""
+def _handle(prediction: Prediction, figures: AttentionPictures | None) -> Prediction:
+    """Report an unreadable file or draw its attention; drop the pixels, since there may be many files."""
     if prediction.problem:
-        print(f"skipped {prediction.path}: {prediction.problem}", file=sys.stderr)
-    elif pictures is not None:
+        print(f"Skipped {prediction.path}: {prediction.problem}", file=sys.stderr)
+    elif figures is not None:
         try:
-            pictures.write(prediction)
+            figures.write(prediction)
         except OSError as error:
-            raise UserError(f"--out {pictures.folder}: cannot be written: {error}") from error
+            raise UserError(f"--out {figures.folder}: cannot write: {error}") from error
     return replace(prediction, pixels=None)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = Parser(
         usage=USAGE, description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("run", metavar="RUN", help="a run, a checkpoint, or timm/NAME")
-    add("images", nargs="+", metavar="IMAGE", help="files, folders (with all below), or patterns in quotes")
-    add("--top", type=int, default=5, metavar="N", help="classes for each picture (default: %(default)s)")
-    add("--weights", choices=("ema", "raw"), help="averaged (default, where there are such) or raw")
-    add("--json", action="store_true", help="print JSON: a list of files with their classes and probabilities")
-    add("--attention", action="store_true", help="write a picture of where the model looks for each file")
-    add("--out", metavar="FOLDER", help="folder of those pictures (default: RUN/attention)")
+    add("run", metavar="RUN", help="run, checkpoint, or timm/NAME")
+    add("images", nargs="+", metavar="IMAGE", help="files, directories (recursive), or quoted glob patterns")
+    add("--top", type=int, default=5, metavar="N", help="classes per image (default: %(default)s)")
+    add("--weights", choices=("ema", "raw"), help="weights to use: ema (default if available) or raw")
+    add("--json", action="store_true", help="print a JSON list of files with their classes and probabilities")
+    add("--attention", action="store_true", help="write an attention map per file")
+    add("--out", metavar="DIR", help="directory for attention maps (default: RUN/attention)")
     args = parser.parse_intermixed_args(argv)
     if args.top < 1:
-        raise UserError("--top counts from 1")
+        raise UserError("--top: must be at least 1")
     if args.out and not args.attention:
-        raise UserError("--out: only --attention writes pictures")
+        raise UserError("--out: requires --attention")
     return args
 
 
@@ -105,13 +105,13 @@ def _as_dict(prediction: Prediction) -> dict[str, object]:
 
 
 def _print_table(predictions: Sequence[Prediction]) -> None:
-    """A block for each picture: its best class beside its name, the others below."""
+    """Print a block per image: the top class next to the file name, the others below."""
     from vit_scale.record.terminal import make_console, make_table
 
-    table = make_table("picture", "class", "probability")
+    table = make_table("image", "class", "probability")
     for prediction in predictions:
         for i, guess in enumerate(prediction.guesses):
             name = "" if i else str(prediction.path)
             last = i == len(prediction.guesses) - 1 > 0
-            table.add_row(name, guess.name, f"{100 * guess.probability:.2f} %", end_section=last)
+            table.add_row(name, guess.name, f"{100 * guess.probability:.2f}%", end_section=last)
     make_console().print(table)

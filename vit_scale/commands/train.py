@@ -1,4 +1,4 @@
-"""`vit-scale train` and `launch/train.py`: train a recipe, or say what would be trained."""
+"""`vit-scale train` and `launch/train.py`: train a recipe, or plan the run."""
 
 from __future__ import annotations
 
@@ -8,44 +8,48 @@ from collections.abc import Sequence
 from vit_scale.cli import Parser
 from vit_scale.recipe import load_recipe, options_help, to_yaml
 
-USAGE = "%(prog)s RECIPE [section.option=value ...] [--print-config] [--dry-run [--gpus N] [--gpu KIND]]"
+USAGE = "%(prog)s RECIPE [section.option=value ...] [--print-config] [--dry-run [--gpus N] [--gpu TYPE]]"
 EXAMPLES = """examples:
   python launch/train.py recipes/digits.yaml
-  python launch/train.py recipes/digits.yaml optim.lr=2e-3 run.dir=runs/try
+  python launch/train.py recipes/digits.yaml optim.lr=2e-3 run.dir=runs/lr-2e-3
   accelerate launch launch/train.py recipes/vit_large.yaml
   python launch/train.py recipes/vit_large.yaml --dry-run --gpus 64 --gpu H100
 
-installed: `vit-scale train` for `python launch/train.py`, `accelerate launch -m vit_scale train` for many processes
+if installed: `vit-scale train`, or `accelerate launch -m vit_scale train` for multiple processes
 """
 
 PLANNING = ("gpus", "gpu", "mfu", "images", "json")
-"""Flags that only a dry run understands."""
+"""Flags that require --dry-run."""
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The arguments, and the overrides of options."""
+    """Parse the command line into arguments and option overrides."""
     parser = Parser(usage=USAGE, description="Train a recipe.", add_help=False)
-    parser.add_argument("recipe", nargs="?", help="a YAML file, such as recipes/digits.yaml")
-    parser.add_argument("--print-config", action="store_true", help="print the merged options as YAML and stop")
-    parser.add_argument("--dry-run", action="store_true", help="print memory, time and all else of the plan and stop")
+    parser.add_argument("recipe", nargs="?", help="YAML file, e.g. recipes/digits.yaml")
+    parser.add_argument("--print-config", action="store_true", help="print the merged options as YAML and exit")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the plan (memory, time, communication, ...) and exit"
+    )
     planning = parser.add_argument_group("with --dry-run")
-    planning.add_argument("--gpus", type=int, metavar="N", help="plan for this many GPUs")
-    planning.add_argument("--gpu", metavar="KIND", help="of this kind, such as H100 or 'A100 40GB'")
-    planning.add_argument("--mfu", type=float, help="share of their peak to reckon with, such as 0.4")
-    planning.add_argument("--images", type=int, metavar="N", help="training images of a source that is not known")
-    planning.add_argument("--json", action="store_true", help="print the plan for machines")
-    parser.add_argument("-h", "--help", action="store_true", help="print this and every option, and stop")
+    planning.add_argument("--gpus", type=int, metavar="N", help="number of GPUs")
+    planning.add_argument("--gpu", metavar="TYPE", help="GPU type, e.g. H100 or 'A100 40GB'")
+    planning.add_argument("--mfu", type=float, help="assumed MFU (fraction of peak FLOP/s), e.g. 0.4")
+    planning.add_argument(
+        "--images", type=int, metavar="N", help="number of training images, for sources of unknown size"
+    )
+    planning.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.add_argument("-h", "--help", action="store_true", help="print this help with all options and exit")
     args, overrides = parser.parse_known_args(argv)
     if args.help:
-        print(f"{parser.format_help()}\n{EXAMPLES}\noptions, with their defaults:\n{options_help()}")
+        print(f"{parser.format_help()}\n{EXAMPLES}\nrecipe options with their defaults:\n{options_help()}")
         raise SystemExit(0)
     if args.recipe is None:
-        parser.error("which recipe?")
+        parser.error("no recipe given")
     for name in PLANNING:
         if getattr(args, name) and not args.dry_run:
-            parser.error(f"--{name} goes with --dry-run")
+            parser.error(f"--{name} requires --dry-run")
     if "=" in args.recipe:
-        parser.error(f"the recipe comes first, before {args.recipe}")
+        parser.error(f"the recipe must come first, before {args.recipe}")
     return args, overrides
 
 
@@ -64,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     from vit_scale.train.run_recipe import run_recipe
 
     status = run_recipe(config, args.recipe)
-    from vit_scale.strategies.rank_failure import LOST_STATUS, leave_at_once  # Imports torch; a run begins before that.
+    from vit_scale.strategies.rank_failure import LOST_STATUS, leave_at_once  # Slow: imports torch.
 
     if status == LOST_STATUS:
         leave_at_once()

@@ -1,1 +1,1 @@
-"""What a model costs: parameters, MACs, memory, communication, and the check against timm."""
+"""Cost of a model: parameters, MACs, memory, communication, and a comparison with timm."""

@@ -1,17 +1,17 @@
-"""Memory that the forward pass keeps for the backward pass, in bytes for each image.
+"""Activation memory: bytes per image saved by the forward pass for the backward pass.
 
-For our own models by closed form, from what each operation saves for its gradient. With N tokens of width d, an MLP
-of width h, b bytes a number in the compute precision and a residual stream in fp32 (which autocast keeps), a block of
-the plain kind saves
+For vit_scale models it is computed in closed form from the tensors each operation saves for its gradient. With N
+tokens of dimension d, H heads, an MLP of dimension h, b bytes per element in the compute precision and a residual
+stream in fp32 (under autocast too), a standard block saves
 
-    norms      2 x (4 N d + 8 N)         the stream in front of both norms; mean and deviation of each token
-    attention  b (1 + 3 + 1) N d + 4NH   input; queries, keys, values; output; the log-sum of each row and head
-    mlp        b (N d + 2 N h)           input; the hidden layer before and after GELU
+    norms      2 x (4 N d + 8 N)         residual stream before both norms; mean and std per token
+    attention  b (1 + 3 + 1) N d + 4NH   input; queries, keys, values; output; logsumexp per row and head
+    mlp        b (N d + 2 N h)           input; hidden layer before and after GELU
 
-The attention matrix itself (N x N) is kept by the kernels `math` and `explicit` only. Weights in half precision,
-which autocast keeps as well, do not grow with the batch; `memory.py` counts them. Dropout's masks have one
-byte an element. Where the head reads the class token only, the last block keeps its input, its keys and values, and
-the rest for that token alone. Gradients of activations are not counted: they live for one block at a time.
+Only the kernels `math` and `explicit` save the attention matrix itself (N x N). Autocast also caches weights in half
+precision, which do not grow with the batch; `memory.py` counts them. Dropout masks take one byte per element. If the
+head reads only the class token, the last block saves its input, keys and values, and everything else for that token
+only. Activation gradients are not counted: they exist for one block at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import nn
 
 from vit_scale.cost.closed_form import (
     Checkpointing,
-    computed_share,
+    computed_fraction,
     computed_tokens,
     recomputed_blocks,
     training_tokens,
@@ -40,16 +40,16 @@ _STATS_BYTES = 8
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes for each image."""
+    """Bytes per image."""
 
     by_part: dict[str, int]
-    """Kept from the forward to the backward pass; under checkpointing, `block_inputs` stand for whole blocks."""
+    """Saved from the forward to the backward pass; with checkpointing, `block_inputs` replace entire blocks."""
     recomputed: int = 0
-    """The largest block that is recomputed in the backward pass, which joins what is kept."""
+    """Activations of the largest block recomputed in the backward pass, in addition to the saved ones."""
 
     @property
     def total(self) -> int:
-        """The peak."""
+        """Peak activation memory."""
         return sum(self.by_part.values()) + self.recomputed
 
 
@@ -64,7 +64,7 @@ def vit_activations(
     activation_checkpointing: Checkpointing = "none",
     kernel: str = "auto",
 ) -> Activations:
-    """What one of our models keeps for each image, on average over large batches."""
+    """Compute the activation memory of a vit_scale model, averaged over large batches."""
     tokens = training_tokens(variant, patch_dropout)
     parts = _ends(variant, tokens, precision)
     if patch_dropout:
@@ -74,7 +74,7 @@ def vit_activations(
     recomputes = recomputed_blocks(variant.depth, activation_checkpointing)
     for rate, first, recompute in zip(rates, computed_tokens(variant), recomputes, strict=True):
         block = _block(variant, tokens, first or tokens, precision, kernel)
-        block = {part: round(size * computed_share(rate, drop_path_mode)) for part, size in block.items()}
+        block = {part: round(size * computed_fraction(rate, drop_path_mode)) for part, size in block.items()}
         if recompute:
             recomputed = max(recomputed, sum(block.values()))
             block = {"block_inputs": _STREAM_BYTES * tokens * variant.embed_dim}
@@ -84,7 +84,7 @@ def vit_activations(
 
 
 def _block(variant: Variant, tokens: int, computed: int, precision: Precision, kernel: str) -> dict[str, int]:
-    """Bytes that one block saves for an image whose branches are computed, for `computed` of its tokens."""
+    """Bytes per image that a block saves if its branches run, with `computed` of its tokens computed."""
     number = number_bytes(precision)
     all_stream, stream = tokens * variant.embed_dim, computed * variant.embed_dim
     row = computed * variant.num_heads
@@ -95,11 +95,13 @@ def _block(variant: Variant, tokens: int, computed: int, precision: Precision, k
         "mlp": number * (stream + hidden),
     }
     if variant.qk_norm or variant.pos_embed == "rope":
-        parts["attention"] += number * (all_stream + stream)  # queries and keys before and after
+        parts["attention"] += number * (
+            all_stream + stream
+        )  # queries and keys before and after normalization or rotation
     if variant.qk_norm:
         parts["norms"] += _STATS_BYTES * (tokens + computed) * variant.num_heads
     if kernel in ("math", "explicit"):
-        # autocast computes softmax in fp32 and then makes a copy in half precision
+        # autocast computes softmax in fp32 and then copies it to half precision
         parts["attention"] += row * tokens * (number if precision == "fp32" else number + 4)
     if variant.layer_scale is not None:
         parts["layer_scale"] = 2 * number * stream
@@ -109,7 +111,7 @@ def _block(variant: Variant, tokens: int, computed: int, precision: Precision, k
 
 
 def _ends(variant: Variant, tokens: int, precision: Precision) -> dict[str, int]:
-    """Bytes that are saved in front of the blocks and behind them."""
+    """Bytes saved before and after the blocks."""
     tokens = variant.head_tokens or tokens
     stream = _STREAM_BYTES * tokens * variant.embed_dim
     height, width = variant.img_size
@@ -118,7 +120,7 @@ def _ends(variant: Variant, tokens: int, precision: Precision) -> dict[str, int]
         parts["norms"] = stream + _STATS_BYTES * tokens
     if variant.dropout:
         parts["dropout"] = training_tokens(variant, 0.0) * variant.embed_dim
-    # In fp32 the class token that the head keeps is a view into all tokens.
+    # In fp32 the class token saved by the head is a view that keeps all tokens alive.
     if variant.pool == "max" or (variant.pool in ("cls", "tokens") and precision == "fp32"):
         parts["head"] = stream
     elif variant.pool == "tokens":
@@ -127,41 +129,41 @@ def _ends(variant: Variant, tokens: int, precision: Precision) -> dict[str, int]
 
 
 def number_bytes(precision: Precision) -> int:
-    """Bytes of a number in the precision that products are computed in."""
+    """Bytes per element in the compute precision."""
     return 4 if precision == "fp32" else 2
 
 
 def measured_activations(
     model: nn.Module, img_size: tuple[int, int], in_chans: int, precision: Precision = "bf16"
 ) -> Activations:
-    """What any model saves for its backward pass, for each image: counted on tensors without memory.
+    """Measure the activation memory per image of any model, on fake tensors.
 
-    The difference between three images and two leaves out what does not grow with the batch.
+    The difference between three images and two excludes everything that does not grow with the batch.
     """
     two, three = (saved_bytes(model, (images, in_chans, *img_size), precision) for images in (2, 3))
     return Activations({"saved_tensors": three - two})
 
 
 def saved_bytes(model: nn.Module, shape: tuple[int, ...], precision: Precision) -> int:
-    """Bytes of all distinct storages that a forward pass in training mode saves, parameters and buffers aside.
+    """Bytes of all distinct storages saved by a forward pass in training mode, excluding parameters and buffers.
 
-    fp16 stands in for itself as bf16, the one that autocast has on a CPU.
+    bf16 represents fp16, which autocast does not support on CPU.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     saved: dict[int, torch.UntypedStorage] = {}
     own: set[int] = set()
 
-    def note(tensor: torch.Tensor) -> torch.Tensor:
+    def record(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
-            saved[storage._cdata] = storage  # held, so that no other storage can take its place
+            saved[storage._cdata] = storage  # keep a reference so that the address is not reused
         return tensor
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         fake = twin(model, device="cpu").train()
         own.update(t.untyped_storage()._cdata for t in (*fake.parameters(), *fake.buffers()))
-        hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+        hooks = torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor)
         with hooks, torch.autocast("cpu", torch.bfloat16, enabled=precision != "fp32"):
             fake(torch.empty(shape))
     return sum(storage.nbytes() for storage in saved.values())

@@ -1,4 +1,4 @@
-"""The check against timm in a process of its own, beside the start of a run: importing timm takes two seconds."""
+"""Run the timm check in a separate process during startup: importing timm takes two seconds."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from vit_scale.config import ModelConfig
 if TYPE_CHECKING:
     from vit_scale.cost.timm_check import TimmCheck
 
-SECONDS_AT_MOST = 30.0
+TIMEOUT_S = 30.0
 
 
-class CheckAside:
-    """Begins when it is made, best before torch is imported; `result` is asked for once the data is known.
+class BackgroundCheck:
+    """Start the check on construction, ideally before importing torch; call `result` once the data is known.
 
-    Without `aside`, and where the other process cannot be had, the check is made in this one.
+    If `in_background` is false or the process cannot be started, the check runs in this process.
     """
 
-    def __init__(self, model: ModelConfig, *, aside: bool = True) -> None:
+    def __init__(self, model: ModelConfig, *, in_background: bool = True) -> None:
         self._model = model
-        self._other: tuple[BaseProcess, Connection] | None = None
-        if aside and sys.platform == "linux":
-            with contextlib.suppress(OSError):  # No more processes, or no memory for one.
-                self._other = _begin(model)
+        self._worker: tuple[BaseProcess, Connection] | None = None
+        if in_background and sys.platform == "linux":
+            with contextlib.suppress(OSError):  # process limit reached, or out of memory
+                self._worker = _start_worker(model)
 
     def result(self, num_classes: int, in_chans: int) -> TimmCheck:
-        """The outcome for a model of so many classes and channels."""
-        return self._ask(num_classes, in_chans) or _check(self._model, num_classes, in_chans)
+        """Return the result for a model with `num_classes` classes and `in_chans` channels."""
+        return self._worker_result(num_classes, in_chans) or _check(self._model, num_classes, in_chans)
 
-    def _ask(self, num_classes: int, in_chans: int) -> TimmCheck | None:
-        """The other process's answer, if it gives one; it is gone afterwards."""
-        if self._other is None:
+    def _worker_result(self, num_classes: int, in_chans: int) -> TimmCheck | None:
+        """Return the result of the worker process, or None if it fails; the process has ended afterwards."""
+        if self._worker is None:
             return None
-        (process, connection), self._other = self._other, None
+        (process, connection), self._worker = self._worker, None
         try:
             connection.send((num_classes, in_chans))
-            return connection.recv() if connection.poll(SECONDS_AT_MOST) else None
+            return connection.recv() if connection.poll(TIMEOUT_S) else None
         except (EOFError, OSError):
             return None
         finally:
@@ -53,27 +53,27 @@ class CheckAside:
             process.join()
 
 
-def _begin(model: ModelConfig) -> tuple[BaseProcess, Connection]:
-    here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=_answer, args=(model, here, there), daemon=True)
+def _start_worker(model: ModelConfig) -> tuple[BaseProcess, Connection]:
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=_work, args=(model, ours, theirs), daemon=True)
     process.start()
-    there.close()
-    return process, here
+    theirs.close()
+    return process, ours
 
 
-def _answer(model: ModelConfig, asking: Connection, connection: Connection) -> None:
-    asking.close()  # So that the end of the asking process is seen here.
+def _work(model: ModelConfig, parent: Connection, connection: Connection) -> None:
+    parent.close()  # Otherwise this process would not notice that its parent has exited.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.nice(19)  # For a core that is idle: neither the peak that is measured nor the first update is to suffer.
+    os.nice(19)  # Use idle cores only: do not disturb the peak measurement or the first step.
     gc.disable()
-    sys.modules.setdefault("wandb", None)  # type: ignore[arg-type] # timm would import it, and does without.
+    sys.modules.setdefault("wandb", None)  # type: ignore[arg-type] # timm imports it if present and works without it.
     try:
-        import timm  # noqa: F401 -- what takes the time
+        import timm  # noqa: F401 -- the slow part
 
         num_classes, in_chans = connection.recv()
         connection.send(_check(model, num_classes, in_chans))
-    except Exception:  # noqa: BLE001 -- the process that asks then makes the check itself, and tells of it
+    except Exception:  # noqa: BLE001 -- the parent then runs the check itself and reports the error
         connection.close()
 
 

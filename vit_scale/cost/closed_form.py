@@ -1,4 +1,4 @@
-"""The cost of a Vision Transformer in closed form, exact for every option. Nothing here needs torch."""
+"""Closed-form cost of a Vision Transformer, exact for every option. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Checkpointing = Literal["none", "selective", "full"]
 
 
 def macs_by_part(variant: Variant) -> dict[str, int]:
-    """MACs of one image's forward pass, by part."""
+    """MACs per image of a forward pass, by part."""
     patches = variant.grid[0] * variant.grid[1]
     tokens = patches + variant.num_prefix_tokens
     patch_pixels = variant.in_chans * variant.patch_size[0] * variant.patch_size[1]
@@ -21,23 +21,23 @@ def macs_by_part(variant: Variant) -> dict[str, int]:
 
 
 def block_macs(variant: Variant, tokens: int, first: int | None = None) -> dict[str, int]:
-    """MACs of one block for `tokens` tokens, by part; `first`: where only that many of its tokens are computed."""
+    """MACs of one block for `tokens` tokens, by part; `first`: number of tokens to compute, None for all."""
     dim, matrices = variant.embed_dim, 2 if variant.mlp == "gelu" else 3
     computed = tokens if first is None else first
     return {
         "attention_projections": 2 * (tokens + computed) * dim**2,
-        "attention_products": 2 * computed * tokens * dim,
+        "attention_matmuls": 2 * computed * tokens * dim,
         "mlp": computed * matrices * dim * variant.mlp_width,
     }
 
 
 def computed_tokens(variant: Variant) -> Iterator[int | None]:
-    """For each block how many tokens it computes, None for all: the last one only those that the head reads."""
+    """Number of tokens each block computes, None for all: the last block computes only the tokens the head reads."""
     return (variant.head_tokens if i == variant.depth - 1 else None for i in range(variant.depth))
 
 
 def norm_elements(variant: Variant) -> int:
-    """Elements that go through a LayerNorm in one image's forward pass."""
+    """LayerNorm elements per image of a forward pass."""
     tokens = variant.grid[0] * variant.grid[1] + variant.num_prefix_tokens
     norms_per_block = 4 if variant.qk_norm else 2
     last = 1 if variant.norm_after_pool and variant.pool != "tokens" else tokens
@@ -45,33 +45,33 @@ def norm_elements(variant: Variant) -> int:
 
 
 def training_tokens(variant: Variant, patch_dropout: float) -> int:
-    """Tokens that a block sees in training: patch dropout leaves at least one patch."""
+    """Number of tokens per block in training: patch dropout keeps at least one patch."""
     return max(1, int(variant.grid[0] * variant.grid[1] * (1 - patch_dropout))) + variant.num_prefix_tokens
 
 
-def computed_share(rate: float, mode: Literal["skip", "mask"], batch: int | None = None) -> float:
-    """Share of the images for which stochastic depth of `rate` computes a branch; `skip` rounds up to whole images."""
+def computed_fraction(rate: float, mode: Literal["skip", "mask"], batch: int | None = None) -> float:
+    """Fraction of images for which stochastic depth with `rate` computes a branch; `skip` rounds up to whole images."""
     if mode == "mask":
         return 1.0
     return 1 - rate if batch is None else max(1, ceil(batch * (1 - rate) - 1e-9)) / batch
 
 
 def recomputed_blocks(depth: int, checkpointing: Checkpointing) -> Iterator[bool]:
-    """For each block, whether its forward pass is repeated in the backward pass."""
+    """Whether each block's forward pass is recomputed in the backward pass."""
     return (checkpointing == "full" or (checkpointing == "selective" and i % 2 == 0) for i in range(depth))
 
 
-def last_product(variant: Variant, tokens: int) -> int:
-    """MACs of a block's last product, of `tokens` tokens, if nothing in the backward pass needs its result, else 0.
+def last_matmul_macs(variant: Variant, tokens: int) -> int:
+    """MACs of a block's last matmul for `tokens` tokens if the backward pass does not need its result, otherwise 0.
 
-    torch's checkpointing stops repeating a block once it has all that the backward pass needs: before this product,
-    unless LayerScale or dropout come after it.
+    torch's checkpointing stops recomputing a block once it has all tensors that the backward pass needs: before this
+    matmul, unless LayerScale or dropout follow it.
     """
     needed = variant.layer_scale is not None or variant.dropout > 0
     return 0 if needed else tokens * variant.embed_dim * variant.mlp_width
 
 
 def head_macs(variant: Variant, tokens: int) -> int:
-    """MACs of the head, or of both heads of a distilled model."""
+    """MACs of the head (both heads for a distilled model)."""
     heads = 2 if variant.distilled else 1
     return heads * variant.embed_dim * variant.num_classes * (tokens if variant.pool == "tokens" else 1)

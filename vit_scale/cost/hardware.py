@@ -1,4 +1,4 @@
-"""What the device can do: its precision, its memory and its peak, for MFU and for planning."""
+"""Device capabilities: precision, memory and peak FLOP/s, for MFU and planning."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from vit_scale.kernels.onednn import linear
 
 @dataclass(frozen=True)
 class Gpu:
-    """A kind of GPU, from the vendor's data sheet."""
+    """GPU specifications from the vendor's datasheet."""
 
     tflops: float
-    """Dense peak of the tensor cores in TFLOP/s, in half precision."""
+    """Peak dense tensor-core throughput in half precision, in TFLOP/s."""
     memory_gb: float
-    """In units of 10^9 bytes; most have a few percent more, which is what fragmentation may take."""
+    """In units of 10^9 bytes; most GPUs have a few percent more, which leaves a margin for fragmentation."""
     half: Precision = "bf16"
-    """The half precision that `parallel.precision: auto` takes there."""
+    """Half precision selected by `parallel.precision: auto`."""
 
 
-# The first name contained in torch's device name counts, so the longer names stand first.
+# The first name contained in torch's device name is used, so longer names come first.
 GPUS = {
     "H100 PCIe": Gpu(756, 80),
     "H100": Gpu(989, 80),
@@ -50,15 +50,15 @@ GPUS = {
 
 @dataclass(frozen=True)
 class Peak:
-    """The most a device can do, and where the figure comes from."""
+    """Peak FLOP/s of a device and its source."""
 
     flops: float | None
     source: str
 
     def describe(self) -> str:
-        """Return the reference of MFU."""
+        """Describe the peak that MFU is relative to."""
         if self.flops is None:
-            return f"{self.source}; no MFU"
+            return f"{self.source} (no MFU)"
         return f"{self.flops / 1e9:,.0f} GFLOP/s per process ({self.source}; MFU reference)"
 
     def numbers(self) -> dict[str, float | str | None]:
@@ -66,59 +66,61 @@ class Peak:
 
 
 def peak(device: torch.device) -> Peak:
-    """Peak of `device` in FLOP/s; on a CPU a matrix product is timed, which takes about 0.1 s."""
+    """Return the peak FLOP/s of `device`; on CPU it is measured with a matmul, which takes about 0.1 s."""
     if device.type == "cpu":
         return Peak(_measured_matmul_flops(), "matmul measured at startup")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     for known, gpu in GPUS.items():
         if known in name:
-            return Peak(gpu.tflops * 1e12, f"data sheet of {known}")
+            return Peak(gpu.tflops * 1e12, f"{known} datasheet")
     return Peak(None, f"unknown for {name}")
 
 
 def _measured_matmul_flops(size: int = 1024, repeats: int = 3) -> float:
-    """Of the faster of the two libraries that models compute with, MKL and oneDNN."""
+    """Measure the faster of the two libraries that models use, MKL and oneDNN."""
     a, b = torch.randn(size, size), torch.randn(size, size)
     best = float("inf")
-    for product in (torch.mm, linear) * repeats:
+    for matmul in (torch.mm, linear) * repeats:
         start = time.perf_counter()
-        product(a, b)
+        matmul(a, b)
         best = min(best, time.perf_counter() - start)
     return 2.0 * size**3 / best
 
 
-# Below this a second thread gains little on an idle CPU, and on a busy one each of the many short parallel regions
-# waits for whichever thread was put aside: measured 7 times slower on two cores with other work on them.
-FLOPS_WORTH_THREADS = 5e9
+# Below this, a second thread gains little on an idle CPU. On a busy CPU, each of the many short parallel regions waits
+# for a preempted thread: 7x slower, measured on two busy cores.
+MIN_FLOPS_FOR_THREADS = 5e9
 
 
 def limit_threads(flops: float) -> None:
-    """Compute on one thread where a forward and backward pass is only `flops` small, unless the user has chosen."""
-    if flops < FLOPS_WORTH_THREADS and not torch.cuda.is_available() and "OMP_NUM_THREADS" not in os.environ:
+    """Use one thread if a forward and backward pass takes few `flops`, unless OMP_NUM_THREADS is set."""
+    if flops < MIN_FLOPS_FOR_THREADS and not torch.cuda.is_available() and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
 
 
-def resolve_precision(asked: Precision | Literal["auto"], device: torch.device) -> Precision:
-    """`fp32`, `bf16` or `fp16`; raises `UserError` for one that this device cannot do."""
-    if asked == "auto":
+def resolve_precision(requested: Precision | Literal["auto"], device: torch.device) -> Precision:
+    """Return `fp32`, `bf16` or `fp16`; raises `UserError` if the device does not support the requested precision."""
+    if requested == "auto":
         if device.type != "cuda":
             return "fp32"
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    if device.type == "cpu" and asked == "fp16":
-        raise UserError("parallel.precision = 'fp16': a CPU trains in fp32 (or bf16); use parallel.precision=auto")
-    if device.type == "cpu" and asked == "bf16" and not _cpu_runs_bf16():
+    if device.type == "cpu" and requested == "fp16":
+        raise UserError("parallel.precision = 'fp16': not supported on CPU; use fp32, bf16 or auto")
+    if device.type == "cpu" and requested == "bf16" and not _cpu_runs_bf16():
         raise UserError(
-            "parallel.precision = 'bf16': this CPU ends a process that multiplies in bf16 (illegal instruction).\n"
+            "parallel.precision = 'bf16': bf16 matmuls crash on this CPU (illegal instruction).\n"
             "Use parallel.precision=fp32, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment and try again."
         )
-    if device.type == "cuda" and asked == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise UserError(f"parallel.precision = 'bf16': {torch.cuda.get_device_name(device)} has none; use fp16 or auto")
-    return asked
+    if device.type == "cuda" and requested == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise UserError(
+            f"parallel.precision = 'bf16': not supported by {torch.cuda.get_device_name(device)}; use fp16 or auto"
+        )
+    return requested
 
 
 @functools.cache
 def _cpu_runs_bf16() -> bool:
-    """Some CPUs advertise AMX and then die of it, so the product is tried in a process that may die."""
+    """Try a bf16 matmul in a separate process: some CPUs advertise AMX and then crash."""
     code = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); print((a @ a).sum().item())"
     tried = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, check=False)
     return tried.returncode == 0

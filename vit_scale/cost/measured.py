@@ -1,4 +1,4 @@
-"""The memory that work really takes, to hold the memory model against."""
+"""Measure peak memory, to validate the memory model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def peak_bytes(work: Callable[[], object], device: str = "cpu") -> int:
-    """The most bytes that torch's allocator had handed out at once, of those that `work` asked for.
+    """Return the peak number of bytes that `work` has allocated through torch's allocator.
 
-    What `work` returns is held until it has been counted.
+    The return value of `work` is kept alive until the measurement ends.
     """
-    gc.collect()  # Cycles of references would else be freed, and counted, in the middle of `work`.
+    gc.collect()  # Otherwise reference cycles would be freed, and counted, during `work`.
     return _peak_on_gpu(work) if device == "cuda" else _peak_on_cpu(work)
 
 
@@ -37,32 +37,34 @@ def _peak_on_cpu(work: Callable[[], object]) -> int:
     assert profiler.profiler is not None
     assert profiler.profiler.kineto_results is not None
     events = _allocations(profiler.profiler.kineto_results.experimental_event_tree())
-    peak = peak_of((fields.ptr, fields.alloc_size) for _, fields in sorted(events, key=lambda event: event[0]))
+    peak = peak_of_allocations(
+        (fields.ptr, fields.alloc_size) for _, fields in sorted(events, key=lambda event: event[0])
+    )
     del held
     return peak
 
 
-def peak_of(events: Iterable[tuple[int, int]]) -> int:
-    """The most bytes at once, from blocks in the order in which they were allocated, or freed if the size is negative.
+def peak_of_allocations(events: Iterable[tuple[int, int]]) -> int:
+    """Return the peak number of allocated bytes from (address, size) events in order; a negative size means freed.
 
-    The profiler sees only its own thread. A block that another one frees, such as gloo's after a message was sent,
-    is gone at the latest when a part of it is handed out again.
+    The profiler sees only its own thread. A block freed by another thread, such as gloo's after sending a message, is
+    considered freed at the latest when part of it is allocated again.
     """
     sizes: dict[int, int] = {}
-    starts: list[int] = []  # In order.
+    starts: list[int] = []  # sorted
     live = peak = 0
 
-    def forget(start: int) -> int:
+    def free(start: int) -> int:
         del starts[bisect.bisect_left(starts, start)]
         return sizes.pop(start)
 
     for start, size in events:
         if size < 0:
-            live -= forget(start) if start in sizes else 0
+            live -= free(start) if start in sizes else 0
             continue
         first = max(bisect.bisect_right(starts, start) - 1, 0)
-        reaching = starts[first : bisect.bisect_left(starts, start + size)]
-        live += size - sum(forget(other) for other in reaching if other + sizes[other] > start)
+        overlapping = starts[first : bisect.bisect_left(starts, start + size)]
+        live += size - sum(free(other) for other in overlapping if other + sizes[other] > start)
         bisect.insort(starts, start)
         sizes[start] = size
         peak = max(peak, live)
@@ -70,7 +72,7 @@ def peak_of(events: Iterable[tuple[int, int]]) -> int:
 
 
 def _allocations(events: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Times and blocks of all allocations among the events and what happened within them."""
+    """Yield (time, block) of all allocations in the event tree."""
     for event in events:
         if hasattr(event.extra_fields, "alloc_size"):
             yield event.start_time_ns, event.extra_fields

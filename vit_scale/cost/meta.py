@@ -1,4 +1,4 @@
-"""Models on the meta device: all shapes, no memory, no arithmetic."""
+"""Models on the meta device: shapes without memory or arithmetic."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-# Of tensors and, under the same names, of torch.nn.init.
+# Methods of tensors and, under the same names, functions of torch.nn.init.
 _FILLS = {"copy_", "normal_", "uniform_", "fill_", "zero_", "erfinv_", "mul_", "add_", "clamp_", "constant_"}
 _FILLS |= {"kaiming_uniform_"}
 
 
 class _SkipInit(TorchFunctionMode):
-    """Filling a meta tensor changes nothing, yet takes most of the time of building a model there."""
+    """Skip the initialization of meta tensors: it has no effect, yet takes most of the time to build a model."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -30,22 +30,22 @@ class _SkipInit(TorchFunctionMode):
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """Tensors made within live on the meta device, and initialising them is skipped."""
+    """Create tensors on the meta device and skip their initialization within this context."""
     with torch.device("meta"), _SkipInit():
         yield
 
 
 def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
-    """The model that `build` makes, on the meta device and in evaluation mode."""
+    """Build a model on the meta device, in evaluation mode."""
     with on_meta():
         model = build()
     return model.to("meta").eval()
 
 
 def twin(model: nn.Module, device: str = "meta") -> nn.Module:
-    """A copy of a model with the same shapes and none of its values or hooks; the model itself is only read.
+    """Copy a model's structure and shapes without values and hooks; the model itself is not modified.
 
-    Wrappers of torch.compile and DDP are looked through; partitioned parameters (ZeRO-3) get their whole shape.
+    torch.compile and DDP wrappers are removed; partitioned parameters (ZeRO-3) get their full shape.
     """
     model = unwrap(model)
     tensors = [*model.parameters(), *model.buffers()]
@@ -58,7 +58,7 @@ def twin(model: nn.Module, device: str = "meta") -> nn.Module:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside the wrappers of torch.compile, DDP and DeepSpeed."""
+    """Return the model inside torch.compile, DDP and DeepSpeed wrappers."""
     while True:
         inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
         if not isinstance(inner, nn.Module):
@@ -67,10 +67,10 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def _empty_like(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    empty = torch.empty(whole_shape(tensor), dtype=tensor.dtype, device=device)
+    empty = torch.empty(full_shape(tensor), dtype=tensor.dtype, device=device)
     return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
 
 
-def whole_shape(tensor: torch.Tensor) -> torch.Size:
-    """The shape of a tensor, also where ZeRO-3 has left only a part of it on this process."""
+def full_shape(tensor: torch.Tensor) -> torch.Size:
+    """Return the full shape of a tensor, even if ZeRO-3 has partitioned it."""
     return cast(torch.Size, getattr(tensor, "ds_shape", tensor.shape))

@@ -1,4 +1,4 @@
-"""Which part of a model a parameter or a module belongs to, by timm's names."""
+"""Assign parameters and modules to parts of a model by their timm names."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 
 from torch import nn
 
-from vit_scale.cost.meta import whole_shape
+from vit_scale.cost.meta import full_shape
 
 PARAM_PARTS = ("patch", "tokens", "position", "attention", "mlp", "norms", "layer_scale", "head", "other")
-MAC_PARTS = ("patch", "attention_projections", "attention_products", "mlp", "head", "other")
+MAC_PARTS = ("patch", "attention_projections", "attention_matmuls", "mlp", "head", "other")
 
-# The first pattern found in a parameter's or module's full name decides.
+# The first pattern that matches a parameter's or module's full name is used.
 _BY_NAME = (
     ("layer_scale", re.compile(r"(^|\.)(gamma(_\d)?$|ls\d?(\.|$)|layer_scale)")),
     ("position", re.compile(r"pos_embed|rel_pos|relative_position|rope|attention_bias")),
@@ -23,19 +23,19 @@ _BY_NAME = (
 
 
 def part_of_name(name: str, heads: tuple[str, ...]) -> str:
-    """One of PARAM_PARTS for the full name of a parameter or module; norms are told by their type instead."""
+    """Return one of PARAM_PARTS for the full name of a parameter or module; norms are identified by type instead."""
     if any(name == head or name.startswith(head + ".") for head in heads):
         return "head"
     return next((part for part, pattern in _BY_NAME if pattern.search(name)), "other")
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether `module` is a normalisation layer of torch or timm."""
+    """Return whether `module` is a normalization layer of torch or timm."""
     return "Norm" in type(module).__name__
 
 
 def head_names(model: nn.Module) -> tuple[str, ...]:
-    """Full names of the classifier's modules, which timm's models tell by `get_classifier()`."""
+    """Return the full names of the classifier modules, from `get_classifier()` of timm models."""
     classifier = model.get_classifier() if hasattr(model, "get_classifier") else None  # type: ignore[operator]
     heads = classifier if isinstance(classifier, (tuple, list)) else (classifier,)
     found = tuple(name for name, module in model.named_modules() if name and any(module is head for head in heads))
@@ -43,11 +43,11 @@ def head_names(model: nn.Module) -> tuple[str, ...]:
 
 
 def params_by_part(model: nn.Module) -> dict[str, int]:
-    """Number of parameters in each of PARAM_PARTS."""
+    """Return the number of parameters in each of PARAM_PARTS."""
     heads, modules = head_names(model), dict(model.named_modules())
     counts = dict.fromkeys(PARAM_PARTS, 0)
     for name, parameter in model.named_parameters():
         owner = modules[name.rpartition(".")[0]]
         part = "norms" if is_norm(owner) else part_of_name(name, heads)
-        counts[part] += whole_shape(parameter).numel()
+        counts[part] += full_shape(parameter).numel()
     return counts

@@ -1,4 +1,4 @@
-"""Compare a model with its counterpart in timm on the meta device: parameters, shapes stage by stage, MACs."""
+"""Compare a model with its timm counterpart on the meta device: parameters, output shapes per stage, MACs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from vit_scale.models.create import create_model
 from vit_scale.models.timm_models import create_counterpart
 from vit_scale.models.variants import TIMM_PREFIX, Variant, get_variant, resolve_variant
 
-# What may change without leaving the model that timm has under a name: timm takes them as arguments.
+# Options that timm accepts as arguments: changing them does not change the timm model name.
 _ARGUMENTS = ("img_size", "in_chans", "num_classes", "dropout", "attn_dropout")
 
 
 @dataclass(frozen=True)
 class StageShapes:
-    """Output shapes of one stage for one image; a stage may return several tensors."""
+    """Output shapes of one stage for one image; a stage may return multiple tensors."""
 
     ours: list[Shape] | None
     timm: list[Shape] | None
@@ -32,13 +32,13 @@ class StageShapes:
 
 @dataclass(frozen=True)
 class TimmCheck:
-    """The outcome: equal if `matched` is a model and `differences` is empty."""
+    """Result of the comparison: equal if `matched` is set and `differences` is empty."""
 
     model: str
     matched: str | None
-    """timm's name, or its class where timm has no name for the shape; None where timm has no counterpart."""
+    """timm model name, or class if timm has no name for the shape; None if timm has no counterpart."""
     reason: str = ""
-    """Why there is no counterpart, or why there was nothing to compare."""
+    """Why there is no counterpart, or why nothing was compared."""
     params: int = 0
     timm_params: int = 0
     tensors: int = 0
@@ -46,35 +46,35 @@ class TimmCheck:
     timm_macs: int = 0
     stages: dict[str, StageShapes] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
-    """One line each, starting with the layer."""
+    """One line per difference, starting with the layer."""
 
     @property
     def equal(self) -> bool:
-        """Whether there is a counterpart and it is the same in everything compared."""
+        """Whether there is a counterpart and it matches in everything compared."""
         return self.matched is not None and not self.differences
 
     def summary(self) -> str:
-        """One line for people."""
+        """Describe the result on one line."""
         if self.matched is None:
-            return f"no counterpart: {self.reason}"
+            return f"skipped: no timm counterpart: {self.reason}"
         if self.differences:
             more = f" (and {len(self.differences) - 1:,} more)" if len(self.differences) > 1 else ""
-            return f"differs from timm's {self.matched}: {self.differences[0]}{more}"
+            return f"failed: differs from timm's {self.matched}: {self.differences[0]}{more}"
         if self.reason:
-            return f"{self.matched}: {self.reason}"
-        return f"equal to timm's {self.matched} in {self.tensors} tensors, {len(self.stages)} stages and MACs"
+            return f"skipped: {self.matched} is a {self.reason}"
+        return f"passed: {self.tensors} tensors, {len(self.stages)} stages and MACs match timm's {self.matched}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, text, lists and mappings."""
+        """Convert to plain numbers, strings, lists and mappings."""
         return {**dataclasses.asdict(self), "equal": self.equal}
 
 
 def check_against_timm(
     model: ModelConfig | str, *, num_classes: int | None = None, in_chans: int | None = None
 ) -> TimmCheck:
-    """Build `model` and timm's counterpart on the meta device and compare them.
+    """Build `model` and its timm counterpart on the meta device and compare them.
 
-    `num_classes` and `in_chans` hold where the options leave them to the data.
+    `num_classes` and `in_chans` apply if the options do not set them.
     """
     config = ModelConfig(name=model) if isinstance(model, str) else model
     config = dataclasses.replace(
@@ -83,7 +83,7 @@ def check_against_timm(
         in_chans=config.in_chans or in_chans,
     )
     if config.name.startswith(TIMM_PREFIX):
-        return _own_model_of_timm(config)
+        return _describe_timm_model(config)
     variant = resolve_variant(config)
     matched, named = _counterpart_of(config.name, variant)
     try:
@@ -94,7 +94,7 @@ def check_against_timm(
 
 
 def compare(name: str, ours: nn.Module, matched: str, theirs: nn.Module) -> TimmCheck:
-    """Compare one of our models with any of timm's, both on the meta device."""
+    """Compare a vit_scale model with a timm model, both on the meta device."""
     variant: Variant = ours.variant  # type: ignore[assignment]
     our_tensors, their_tensors = _shapes(ours), _shapes(theirs)
     our_trace = trace(ours, variant.img_size, variant.in_chans)
@@ -121,16 +121,16 @@ def compare(name: str, ours: nn.Module, matched: str, theirs: nn.Module) -> Timm
     )
 
 
-def _own_model_of_timm(config: ModelConfig) -> TimmCheck:
-    """Nothing to compare, but the same figures for the record."""
+def _describe_timm_model(config: ModelConfig) -> TimmCheck:
+    """Return the same numbers for a timm model, without a comparison."""
     model = build_for_counting(config)
-    followed = trace(model, model.img_size, model.in_chans)  # type: ignore[arg-type]
-    stages = {name: StageShapes(shapes, shapes) for name, shapes in followed.stages.items()}
-    params, macs = sum(p.numel() for p in model.parameters()), followed.macs.total()
+    traced = trace(model, model.img_size, model.in_chans)  # type: ignore[arg-type]
+    stages = {name: StageShapes(shapes, shapes) for name, shapes in traced.stages.items()}
+    params, macs = sum(p.numel() for p in model.parameters()), traced.macs.total()
     return TimmCheck(
         model=config.name,
         matched=config.name.removeprefix(TIMM_PREFIX),
-        reason="timm's own model",
+        reason="timm model",
         params=params,
         timm_params=params,
         tensors=len(_shapes(model)),
@@ -141,14 +141,14 @@ def _own_model_of_timm(config: ModelConfig) -> TimmCheck:
 
 
 def build_for_counting(config: ModelConfig) -> nn.Module:
-    """The model of `config` on the meta device; options that touch neither shapes nor counts are left out."""
+    """Build the model on the meta device, ignoring options that affect neither shapes nor counts."""
     options = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     options |= {"weights": None, "kernel": "auto"}
     return build_on_meta(lambda: create_model(**options))
 
 
 def _counterpart_of(name: str, variant: Variant) -> tuple[str, Variant]:
-    """What timm calls the model, and the variant to build it from: by name only while the shape is the table's."""
+    """Return the timm name (or class, if the shape is not the named model's) and the variant to build it from."""
     row = get_variant(name)
     as_in_table = dataclasses.replace(variant, **{field: getattr(row, field) for field in _ARGUMENTS})
     if row.timm_name is not None and as_in_table == row:
@@ -172,14 +172,14 @@ def _mac_differences(variant: Variant, ours: Trace, theirs: Trace) -> Iterator[s
     yield from _differing("LayerNorm elements", f"{ours.norm_elements:,}", f"{theirs.norm_elements:,}")
     formula = macs_by_part(variant)
     if formula != dict(ours.macs):
-        yield f"MACs: the closed form says {formula}, the forward pass does {dict(ours.macs)}"
+        yield f"MACs: closed form {formula}, forward pass {dict(ours.macs)}"
 
 
 def _differing(what: str, ours: object, theirs: object) -> list[str]:
     if ours == theirs:
         return []
-    return [f"{what}: ours {_word(ours)}, timm's {_word(theirs)}"]
+    return [f"{what}: ours {_present(ours)}, timm {_present(theirs)}"]
 
 
-def _word(value: object) -> str:
-    return "has none" if value is None else str(value)
+def _present(value: object) -> str:
+    return "missing" if value is None else str(value)

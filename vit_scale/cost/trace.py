@@ -1,7 +1,7 @@
-"""Follow any model through one forward pass of one image on the meta device: its operations and its shapes.
+"""Trace the operations and shapes of any model through one forward pass of one image on the meta device.
 
-The formulas are those of torch.utils.flop_counter, exact for matrix products, convolutions and attention. Its own
-FlopCounterMode takes twice as long (it decomposes and attributes every operation) and does not see LayerNorm.
+The formulas are from torch.utils.flop_counter, exact for matmuls, convolutions and attention. FlopCounterMode itself
+takes twice as long (it decomposes and attributes every operation) and does not count LayerNorm.
 """
 
 from __future__ import annotations
@@ -27,39 +27,41 @@ Shape = tuple[int, ...]
 
 @dataclass
 class Trace:
-    """What one forward pass did, for one image."""
+    """Operations and shapes of one forward pass of one image."""
 
     macs: Counter[str] = field(default_factory=Counter)
     """Multiply-accumulates by part (MAC_PARTS)."""
     norm_elements: int = 0
-    """Elements that went through a LayerNorm."""
+    """LayerNorm elements."""
     stages: dict[str, list[Shape]] = field(default_factory=dict)
-    """Output shapes, without the batch, of every stage that holds parameters."""
+    """Output shapes, without the batch dimension, of every stage with parameters."""
 
 
 def trace(model: nn.Module, img_size: tuple[int, int], in_chans: int) -> Trace:
-    """Run `model`, which must be on the meta device, on one image."""
+    """Trace `model`, which must be on the meta device, on one image."""
     result, stack = Trace(), ["other"]
     image = torch.empty(1, in_chans, *img_size, device="meta")
     with torch.no_grad(), _hooks(model, result, stack), _Operations(result, stack):
         if isinstance(model, VisionTransformer):
-            model.forward_head(model.forward_features(image))  # Called as a whole, it leaves out what no head reads.
+            model.forward_head(
+                model.forward_features(image)
+            )  # forward() would skip tokens that the head does not read.
         else:
             model(image)
     return result
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts every operation, and computes the shapes of each kind only once.
+    """Count every operation, and compute the output shapes of identical operations only once.
 
-    On the meta device a result follows from the shapes of the arguments, and torch takes its time to say so. The
-    blocks of a transformer are alike, so all but the first are answered from memory.
+    On the meta device the result depends only on the shapes of the arguments, and torch is slow to compute it. The
+    blocks of a transformer are identical, so all except the first are served from a cache.
     """
 
     def __init__(self, result: Trace, stack: list[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._result, self._stack = result, stack
-        self._known: dict[Any, tuple[Any, int]] = {}
+        self._cache: dict[Any, tuple[Any, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -67,20 +69,20 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if operation is torch.ops.aten.native_layer_norm:
             self._result.norm_elements += math.prod(args[0].shape)
         if any(value.alias_info for value in (*func._schema.arguments, *func._schema.returns)):
-            return func(*args, **kwargs)  # a view, or in place: quick, and the result is bound to the argument
+            return func(*args, **kwargs)  # a view or in-place operation: fast, and the result aliases an argument
         key = (func, *(_metadata(leaf) for leaf in tree_leaves((args, kwargs))))
-        if key not in self._known:
+        if key not in self._cache:
             out = func(*args, **kwargs)
             flops = flop_registry.get(operation)
-            self._known[key] = out, flops(*args, **kwargs, out_val=out) // 2 if flops else 0
-        out, macs = self._known[key]
+            self._cache[key] = out, flops(*args, **kwargs, out_val=out) // 2 if flops else 0
+        out, macs = self._cache[key]
         if macs:
             self._result.macs[self._part(operation.__name__)] += macs
         return out
 
     def _part(self, operation: str) -> str:
         if operation in ("bmm", "baddbmm") or "scaled_dot_product" in operation:
-            return "attention_products"
+            return "attention_matmuls"
         part = self._stack[-1]
         part = "attention_projections" if part == "attention" else part
         return part if part in MAC_PARTS else "other"
@@ -92,7 +94,7 @@ def _metadata(leaf: Any) -> Any:
 
 @contextmanager
 def _hooks(model: nn.Module, result: Trace, stack: list[str]) -> Iterator[None]:
-    """Keep the part of the module that runs on top of `stack`, and note the shapes of stages."""
+    """Keep the part of the running module on top of `stack`, and record the output shapes of stages."""
     heads, stages = head_names(model), set(stage_names(model))
     handles = []
     for name, module in model.named_modules():
@@ -100,7 +102,7 @@ def _hooks(model: nn.Module, result: Trace, stack: list[str]) -> Iterator[None]:
         handles.append(module.register_forward_pre_hook(_push(stack, part)))
         handles.append(module.register_forward_hook(_pop(stack)))
         if name in stages:
-            handles.append(module.register_forward_hook(_note(result, name)))
+            handles.append(module.register_forward_hook(_record_shapes(result, name)))
     try:
         yield
     finally:
@@ -109,25 +111,34 @@ def _hooks(model: nn.Module, result: Trace, stack: list[str]) -> Iterator[None]:
 
 
 def _push(stack: list[str], part: str) -> Callable[..., None]:
-    return lambda *_: stack.append(part)
+    def push(*_: object) -> None:
+        stack.append(part)
+
+    return push
 
 
 def _pop(stack: list[str]) -> Callable[..., None]:
-    return lambda *_: stack.__delitem__(-1)
+    def pop(*_: object) -> None:
+        stack.pop()
+
+    return pop
 
 
-def _note(result: Trace, name: str) -> Callable[..., None]:
-    return lambda _module, _inputs, out: result.stages.__setitem__(name, shapes_of(out))
+def _record_shapes(result: Trace, name: str) -> Callable[..., None]:
+    def record(_module: nn.Module, _inputs: object, out: Any) -> None:
+        result.stages[name] = shapes_of(out)
+
+    return record
 
 
 def shapes_of(out: Any) -> list[Shape]:
-    """Shapes, without the batch, of all tensors in what a module returned."""
+    """Return the shapes, without the batch dimension, of all tensors in a module's output."""
     tensors = (out,) if isinstance(out, torch.Tensor) else out.values() if isinstance(out, dict) else out
     return [tuple(t.shape[1:]) for t in tensors if isinstance(t, torch.Tensor)]
 
 
 def stage_names(model: nn.Module) -> list[str]:
-    """Children that hold parameters; of lists such as `blocks`, their entries."""
+    """Return the names of children with parameters; for lists such as `blocks`, the names of their entries."""
     names = []
     for name, child in model.named_children():
         is_list = isinstance(child, (nn.ModuleList, nn.Sequential))

@@ -1,1 +1,1 @@
-"""A trained model in the formats of others. What is written is loaded again and compared before it gets its name."""
+"""Export a trained model to other formats. Every export is loaded and verified before it is moved into place."""

@@ -1,4 +1,4 @@
-"""What a file without options should say of the model in it."""
+"""Model metadata for export formats that do not store the options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vit_scale.inference.loaded_run import LoadedRun
 
 
 def about_model(run: LoadedRun) -> dict[str, str]:
-    """Model, image size, normalisation and class names, as texts; lists are JSON."""
+    """Return model name, image size, normalization and class names as strings; lists are JSON."""
     return {
         "model": run.config.model.name,
         "image_size": json.dumps(run.model.img_size),

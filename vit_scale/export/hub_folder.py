@@ -1,4 +1,4 @@
-"""A folder ready for the hub: config.json and model.safetensors as timm reads them, and a model card."""
+"""Export a directory for the Hub: config.json and model.safetensors in timm's format, and a model card."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vit_scale.inference.loaded_run import LoadedRun
 
 
 def export_hub_folder(run: LoadedRun, out: Path, *, repo: str | None = None) -> Exported:
-    """Write the folder, load it with timm and compare. `repo`: where it will be on the hub, for the card."""
+    """Write the directory, load it with timm and verify it. `repo`: its Hub repository, for the model card."""
     import timm
 
     form = to_timm(run)
@@ -29,7 +29,7 @@ def export_hub_folder(run: LoadedRun, out: Path, *, repo: str | None = None) -> 
 
 
 def hub_config(run: LoadedRun, form: TimmForm) -> dict[str, Any]:
-    """config.json in the format of timm's models on the hub."""
+    """Return config.json in the format of timm models on the Hub."""
     model: Any = run.model
     published: dict[str, Any] = getattr(model, "pretrained_cfg", {})
     config = {
@@ -49,7 +49,7 @@ def hub_config(run: LoadedRun, form: TimmForm) -> dict[str, Any]:
             "std": list(run.transform.std),
             "num_classes": model.num_classes,
             "pool_size": published.get("pool_size"),
-            # timm would take these weights for ones of three channels, and fit them once more.
+            # Otherwise timm would treat the weights as three-channel weights and convert them again.
             "first_conv": published.get("first_conv", "patch_embed.proj") if model.in_chans == 3 else None,
             "classifier": published.get("classifier", ["head", "head_dist"] if hasattr(model, "head_dist") else "head"),
             "license": "unknown",

@@ -1,4 +1,4 @@
-"""ONNX: normalised images [batch, channels, height, width] to logits, for any batch."""
+"""Export to ONNX: normalized images [batch, channels, height, width] to logits, for any batch size."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from vit_scale.export.about import about_model
 from vit_scale.export.verify import BATCHES, Exported, largest_difference, staged
 from vit_scale.inference.loaded_run import LoadedRun
 
-_LARGEST_IN_ONE_FILE = 1_800_000_000
-"""Bytes; protobuf ends at 2 GB, and larger weights go into a file beside the model."""
+_MAX_BYTES_IN_ONE_FILE = 1_800_000_000
+"""protobuf is limited to 2 GB; larger weights go into a file next to the model."""
 
 
 def export_onnx(run: LoadedRun, out: Path) -> Exported:
-    """Write `out`, run it with onnxruntime and compare. What images it expects is in the file's metadata."""
+    """Write `out` and verify it with onnxruntime. The expected image format is stored in the file's metadata."""
     _check_installed()
     with staged(out) as path:
         with _quiet():
@@ -37,7 +37,7 @@ def export_onnx(run: LoadedRun, out: Path) -> Exported:
             )
         program.model.metadata_props.update(about_model(run))
         size = sum(tensor.numel() * tensor.element_size() for tensor in run.model.state_dict().values())
-        program.save(str(path), external_data=size > _LARGEST_IN_ONE_FILE)
+        program.save(str(path), external_data=size > _MAX_BYTES_IN_ONE_FILE)
         session = _open_session(path)
         difference = largest_difference(
             run, lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
@@ -45,9 +45,9 @@ def export_onnx(run: LoadedRun, out: Path) -> Exported:
     batches = " and ".join(map(str, BATCHES))
     usage = (
         f"import onnxruntime\n\nsession = onnxruntime.InferenceSession({str(out)!r})\n"
-        '(logits,) = session.run(["logits"], {"images": images})  # float32, normalised'
+        '(logits,) = session.run(["logits"], {"images": images})  # float32, normalized'
     )
-    return Exported(out, f"run by onnxruntime at batches of {batches}", difference, usage)
+    return Exported(out, f"run with onnxruntime at batch sizes {batches}", difference, usage)
 
 
 def _check_installed() -> None:
@@ -56,7 +56,7 @@ def _check_installed() -> None:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UserError(f"--to onnx: needs {error.name}; pip install 'vit_scale[export]'") from error
+        raise UserError(f"--to onnx: requires {error.name}; run pip install 'vit_scale[export]'") from error
 
 
 def _open_session(path: Path) -> Any:
@@ -70,7 +70,7 @@ def _open_session(path: Path) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """torch's exporter tells of its stages, and warns of operators that nobody asked for."""
+    """Silence the progress messages and irrelevant warnings of torch's exporter."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):

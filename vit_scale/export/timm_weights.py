@@ -1,4 +1,4 @@
-"""Weights for timm: the name of timm's model, the arguments that make it ours, and tensors under timm's names."""
+"""Export to timm: timm model name, arguments that reproduce our model, and weights under timm's names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vit_scale.models.pos_embed import RowColumnEmbedding
 from vit_scale.models.timm_models import TimmModel, counterpart_options
 from vit_scale.models.variants import VARIANTS, PosEmbed, Variant
 
-# Models of timm that the options of any of our variants can be put on; classes cannot be told in JSON.
+# timm models that accept the options of any of our variants; layer classes cannot be stored as JSON.
 _PLAIN, _DISTILLED, _SWIGLU = (
     "vit_tiny_patch16_224",
     "deit_tiny_distilled_patch16_224",
@@ -28,22 +28,22 @@ _ONLY_IN_TRAINING = ("drop", "rate")
 
 @dataclass(frozen=True)
 class TimmForm:
-    """A model as timm knows it."""
+    """A model as timm creates it."""
 
     architecture: str
-    """For `timm.create_model`."""
+    """Model name for `timm.create_model`."""
     options: dict[str, Any]
-    """Keyword arguments that differ from the architecture's own; `num_classes` is not among them."""
+    """Keyword arguments that differ from the architecture's defaults, without `num_classes`."""
     state: dict[str, torch.Tensor]
 
     def call(self, *first: str, num_classes: int) -> str:
-        """The call that makes the model, as code."""
+        """Return the call that creates the model, as code."""
         options = [f"{name}={value!r}" for name, value in {"num_classes": num_classes, **self.options}.items()]
         return f"timm.create_model({', '.join([repr(self.architecture), *first, *options])})"
 
 
 def to_timm(run: LoadedRun) -> TimmForm:
-    """How timm makes the model of a run; a `UserError` for what timm's VisionTransformer does not have."""
+    """Convert the model of a run to timm; raises `UserError` if timm's VisionTransformer does not support it."""
     model: Any = run.model
     state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     if isinstance(model, TimmModel):
@@ -52,17 +52,17 @@ def to_timm(run: LoadedRun) -> TimmForm:
     variant: Variant = model.variant
     if variant.pos_embed in ("rope", "relative"):
         raise UserError(
-            f"model.pos_embed = {variant.pos_embed}: timm's VisionTransformer has no such positions; "
+            f"model.pos_embed = {variant.pos_embed}: not supported by timm's VisionTransformer; "
             "use --to onnx or --to torch-export"
         )
     if isinstance(model.pos_embed, RowColumnEmbedding):
-        state = _with_whole_positions(model, state)
+        state = _with_full_pos_embed(model, state)
     architecture = _architecture(variant)
-    there, here = _options(VARIANTS[architecture]), _options(variant)
-    if there["init_values"] and not here["init_values"]:
-        # timm takes None for "not given", so LayerScale cannot be switched off; of ones it does nothing.
+    defaults, options = _options(VARIANTS[architecture]), _options(variant)
+    if defaults["init_values"] and not options["init_values"]:
+        # timm treats None as "not given", so LayerScale cannot be disabled; with a value of 1 it has no effect.
         state |= _layer_scale_of_ones(variant)
-    changed = {name: value for name, value in here.items() if value != there[name] and value is not None}
+    changed = {name: value for name, value in options.items() if value != defaults[name] and value is not None}
     return TimmForm(architecture, changed, state)
 
 
@@ -78,7 +78,7 @@ def _architecture(variant: Variant) -> str:
 
 
 def _options(variant: Variant) -> dict[str, Any]:
-    # Other positions, once computed, are a table like the learned ones.
+    # Other position embeddings, once computed, are a table like the learned ones.
     positions: PosEmbed = "none" if variant.pos_embed == "none" else "learned"
     options = counterpart_options(replace(variant, pos_embed=positions))
     return {name: value for name, value in options.items() if _matters(name)}
@@ -88,8 +88,8 @@ def _matters(option: str) -> bool:
     return option != "num_classes" and option not in _NOT_JSON and not all(w in option for w in _ONLY_IN_TRAINING)
 
 
-def _with_whole_positions(model: Any, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Rows and columns added up to a table, with zeros for prefix tokens, which have no place in it."""
+def _with_full_pos_embed(model: Any, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Add up row and column embeddings to a full table, with zeros for prefix tokens, which have no position."""
     table_1GD = model.pos_embed().detach()
     prefix = model.num_prefix_tokens if model.variant.embed_prefix else 0
     kept = {name: tensor for name, tensor in state.items() if not name.startswith("pos_embed.")}
@@ -97,13 +97,13 @@ def _with_whole_positions(model: Any, state: dict[str, torch.Tensor]) -> dict[st
 
 
 def save_state(state: dict[str, torch.Tensor], path: Path) -> None:
-    """A safetensors file that others may read."""
+    """Write a safetensors file that is readable by all users."""
     save_file(state, path, {"format": "pt"})
     path.chmod(0o644)
 
 
 def export_timm(run: LoadedRun, out: Path) -> Exported:
-    """A safetensors file that `timm.create_model(..., checkpoint_path=...)` loads."""
+    """Write a safetensors file for `timm.create_model(..., checkpoint_path=...)` and verify it."""
     import timm
 
     form = to_timm(run)

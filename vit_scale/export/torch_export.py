@@ -1,4 +1,4 @@
-"""`torch.export`: the model's graph and weights in one .pt2 file, which needs torch and none of this code."""
+"""Export with `torch.export`: graph and weights in one .pt2 file that requires only torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vit_scale.inference.loaded_run import LoadedRun
 
 
 def export_torch(run: LoadedRun, out: Path) -> Exported:
-    """Write `out`, load it and compare. Its extra files (`mean`, `class_names`, ...) tell what images it expects."""
+    """Write `out` and verify it. Its extra files (`mean`, `class_names`, ...) describe the expected images."""
     with staged(out) as path, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         example = torch.zeros(2, run.model.in_chans, *run.model.img_size)
@@ -25,6 +25,6 @@ def export_torch(run: LoadedRun, out: Path) -> Exported:
     batches = " and ".join(map(str, BATCHES))
     usage = (
         f"import torch\n\nmodel = torch.export.load({str(out)!r}).module()\n"
-        "logits = model(images)  # float32, normalised"
+        "logits = model(images)  # float32, normalized"
     )
-    return Exported(out, f"loaded by torch.export.load at batches of {batches}", difference, usage)
+    return Exported(out, f"loaded by torch.export.load at batch sizes {batches}", difference, usage)

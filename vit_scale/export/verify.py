@@ -1,4 +1,4 @@
-"""What every export does: write aside, load again, compare outputs, and only then put the files in place."""
+"""Steps of every export: write to a temporary directory, load, compare outputs, then move into place."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from vit_scale.errors import UserError
 from vit_scale.inference.loaded_run import LoadedRun
 
 BATCHES = (1, 5)
-"""Batch sizes that are tried: one, and another than the one an export was made with."""
+"""Batch sizes to verify: 1, and one that differs from the batch size used for the export."""
 TOLERANCE = 1e-3
-"""Largest difference of a logit, over the largest logit (at least 1)."""
+"""Maximum logit difference relative to the largest logit (at least 1)."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how it was checked."""
+    """An exported model and how it was verified."""
 
     path: Path
     checked: str
-    """What was loaded and compared, in words."""
+    """Description of the verification."""
     difference: float
-    """The largest difference of a logit that was found."""
+    """Maximum logit difference."""
     usage: str
-    """Code that loads it."""
+    """Code that loads the model."""
 
 
 @contextmanager
 def staged(out: Path) -> Iterator[Path]:
-    """A path to write `out` to, file or folder; moved into place at the end, and gone if anything is raised."""
+    """Yield a temporary path for the file or directory `out`; moved into place at the end, deleted on an exception."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=out.parent, prefix=".partial-") as folder:
@@ -42,7 +42,7 @@ def staged(out: Path) -> Iterator[Path]:
             for each in Path(folder).iterdir():
                 _move(each, out.parent / each.name)
     except OSError as error:
-        raise UserError(f"--out {out}: cannot be written: {error}") from error
+        raise UserError(f"--out {out}: cannot write: {error}") from error
 
 
 def _move(source: Path, target: Path) -> None:
@@ -58,9 +58,10 @@ def _move(source: Path, target: Path) -> None:
 def largest_difference(
     run: LoadedRun, exported: Callable[[torch.Tensor], torch.Tensor], batches: Sequence[int] = BATCHES
 ) -> float:
-    """Of the logits of the run's model and of what was exported; a `UserError` where it is more than rounding.
+    """Return the maximum difference between the logits of the run's model and the exported model.
 
-    On noise: normalised pixels have about this spread.
+    The inputs are Gaussian noise, which has about the range of normalized pixels. Raises `UserError` if the
+    difference exceeds rounding errors.
     """
     generator = torch.Generator().manual_seed(0)
     worst = 0.0
@@ -70,7 +71,7 @@ def largest_difference(
         difference = (ours - theirs).abs().max().item()
         if not difference <= TOLERANCE * max(1.0, ours.abs().max().item()):
             raise UserError(
-                f"what was exported differs from the model by {difference:.3g} at a batch of {batch}; nothing is kept"
+                f"the exported model differs from the original by {difference:.3g} at batch size {batch}; deleted it"
             )
         worst = max(worst, difference)
     return worst

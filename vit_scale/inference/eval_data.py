@@ -56,13 +56,13 @@ def _only_split(options: DataConfig) -> str | None:
 
 
 def match_classes(
-    data_names: tuple[str, ...], model_names: tuple[str, ...], num_classes: int, *, by_number: bool = False
+    data_names: tuple[str, ...], model_names: tuple[str, ...], num_classes: int, *, match_by_index: bool = False
 ) -> torch.Tensor | None:
     """The model's class for each label of the data, by name; None where they are the same.
 
-    Raises `UserError` where the data has classes that the model does not know. `by_number`: names do not matter.
+    Raises `UserError` where the data has classes that the model does not know. `match_by_index`: names do not matter.
     """
-    if by_number or not model_names or not _tell_apart(data_names):
+    if match_by_index or not model_names or not _tell_apart(data_names):
         if len(data_names) > num_classes:
             raise UserError(f"the data has {len(data_names):,} classes, the model only {num_classes:,}")
         return None
@@ -74,7 +74,7 @@ def match_classes(
         raise UserError(
             f"the data has classes that the model does not know: {_some(unknown)}; "
             f"the model knows {_some(model_names)}.\n"
-            "If they are the same under other names and in the same order, add --by-number."
+            "If they are the same under other names and in the same order, add --match-by-index."
         )
     return torch.tensor([number[name] for name in data_names])
 

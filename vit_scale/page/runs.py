@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from vit_scale.checkpoints.run_dir import has_run, read_summary
+from vit_scale.config import with_current_names
 from vit_scale.errors import UserError
 from vit_scale.page.metrics import Metrics, read_metrics
 from vit_scale.page.tables import Confusion, read_confusion
@@ -135,7 +136,7 @@ def read_options(path: Path) -> dict[str, Any]:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
-    sections = {section: _mapping(options) for section, options in _mapping(tree).items()}
+    sections = {section: _mapping(options) for section, options in with_current_names(_mapping(tree)).items()}
     return {f"{section}.{name}": value for section, options in sections.items() for name, value in options.items()}
 
 

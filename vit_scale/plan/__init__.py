@@ -1,1 +1,1 @@
-"""What a run would take, on any number of GPUs of any kind, without data, devices or disk."""
+"""Plan a run: time, memory and communication on any number and type of GPUs, without data, devices or disk."""

@@ -1,4 +1,4 @@
-"""How many images, classes and channels a source has, as far as that is known without opening it."""
+"""Number of images, classes and channels of a source, as far as known without reading it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vit_scale.errors import UserError
 
 
 class DataSize(NamedTuple):
-    """Of the training split."""
+    """Size of the training split."""
 
     images: int
     classes: int
@@ -28,15 +28,15 @@ _UNKNOWN = DataSize(0, 1000, 3)
 
 
 def data_size(config: Config, images: int | None = None) -> DataSize:
-    """The size of the recipe's data, with `images` in place of what is known; 0 images: not known.
+    """Return the size of the recipe's data; `images` overrides the known number, 0 images means unknown.
 
-    Raises `UserError` where the length of the run hangs on what is not known.
+    Raises `UserError` if the number of steps depends on an unknown number of images.
     """
     data, model = config.data, config.model
     known = KNOWN_SOURCES.get(data.source, _UNKNOWN)
     if data.source == "synthetic":
         known = DataSize(data.synthetic_images, data.synthetic_classes, data.synthetic_chans)
-    elif data.source == "embedded:digits":  # has one split, of which a share is held out
+    elif data.source == "embedded:digits":  # one split, of which a fraction is held out
         known = _DIGITS._replace(images=_DIGITS.images - round(_DIGITS.images * data.val_fraction))
     if "[" in data.train_split:
         known = known._replace(images=0)
@@ -44,7 +44,7 @@ def data_size(config: Config, images: int | None = None) -> DataSize:
         known = known._replace(images=images)
     if not known.images and config.schedule.steps is None:
         raise UserError(
-            f"data.source = {data.source!r} [{data.train_split}]: how many training images that is cannot be known "
-            "without reading it.\nTell the plan with --images N, or give schedule.steps instead of schedule.epochs."
+            f"data.source = {data.source!r} [{data.train_split}]: the number of training images is unknown without "
+            "reading the data.\nPass --images N, or set schedule.steps instead of schedule.epochs."
         )
     return known._replace(classes=model.num_classes or known.classes, channels=model.in_chans or known.channels)

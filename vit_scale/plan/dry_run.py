@@ -1,4 +1,4 @@
-"""What a run would be, without touching data, devices or disk: `launch/train.py RECIPE --dry-run`."""
+"""Print the plan of a run without accessing data, devices or disk: `launch/train.py RECIPE --dry-run`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ def dry_run(
     images: int | None = None,
     as_json: bool = False,
 ) -> int:
-    """Print the plan of `config` on `gpus` GPUs of the kind `gpu`, by default on this machine as it was launched.
+    """Print the plan of `config` on `gpus` GPUs of type `gpu`, by default on this system as launched.
 
-    `mfu` is a share of the peak in place of the assumed one, `images` the number of training images of a source that
-    is not known here.
+    `mfu` overrides the assumed MFU; `images` is the number of training images of a source of unknown size.
     """
     if mfu is not None and not 0 < mfu <= 1:
         raise UserError(f"--mfu {mfu:g}: must be greater than 0 and at most 1")

@@ -1,8 +1,8 @@
-"""Memory of one device by part under each strategy, what fits, and the micro batch that `auto` would come to.
+"""Memory per device by part under each strategy, whether it fits, and the micro-batch size that `auto` would choose.
 
-States are counted in report/memory.py, activations in report/activations.py. Gradients appear in the backward pass as
-activations go. So under DDP and ZeRO-1 with one forward pass an update the peak has the larger of the two; with
-accumulation, and under ZeRO-2 and -3, which have memory for their share of the gradients from the start, it has both.
+States are counted in cost/memory.py, activations in cost/activations.py. In the backward pass, gradients are allocated
+as activations are freed. So under DDP and ZeRO-1 without gradient accumulation, the peak includes the larger of the
+two; with accumulation, and under ZeRO-2 and -3, which allocate their gradient shards up front, it includes both.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from vit_scale.strategies.zero_settings import check_offload
 from vit_scale.train.micro_batch import choose_micro_batch
 from vit_scale.train.optim.optimizer import check_optimizer
 
-# What CUDA takes for itself in each process, and NCCL for its channels where there are several processes.
+# Memory used by CUDA in each process, and by NCCL if there are several processes.
 CUDA_CONTEXT = 2**29
 NCCL_BUFFERS = 2**29
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes on one device."""
+    """Bytes per device."""
 
     parts: dict[str, int]
     overlap: int
-    """What gradients and activations share, as they are never all there at once."""
+    """Overlap of gradients and activations, which never exist simultaneously."""
     host: int = 0
-    """Bytes in the machine's memory for each process: what is offloaded."""
+    """Bytes of host memory per process, for offloaded states."""
 
     @property
     def peak(self) -> int:
@@ -42,7 +42,7 @@ class Footprint:
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """Everything that memory depends on but strategy and micro batch."""
+    """Everything that memory depends on except strategy and micro-batch size."""
 
     states: dict[Strategy, dict[str, int]]
     activations: Activations
@@ -50,13 +50,13 @@ class MemoryModel:
     offload: str
 
     def footprint(self, strategy: Strategy, micro_batch: int, accumulation: int) -> Footprint:
-        """Memory at the peak of an update."""
+        """Return the peak memory of a step."""
         states, host = dict(self.states[strategy]), 0
         for part in _offloaded(strategy, self.offload):
             host += states[part]
             states[part] = 0
-        kept = micro_batch * sum(self.activations.by_part.values())
-        overlap = min(kept, states["gradients"]) if strategy in ("ddp", "zero1") and accumulation == 1 else 0
+        saved = micro_batch * sum(self.activations.by_part.values())
+        overlap = min(saved, states["gradients"]) if strategy in ("ddp", "zero1") and accumulation == 1 else 0
         parts = {**states, "activations": micro_batch * self.activations.total, "context": self._context()}
         return Footprint(parts, overlap, host)
 
@@ -69,7 +69,7 @@ class MemoryModel:
         return self.footprint(strategy, micro_batch, accumulation).peak <= self.machine.memory
 
     def largest_micro_batch(self, strategy: Strategy, plan: Plan, *, even: bool) -> int | None:
-        """Of the sizes that a run with `batch.micro: auto` would try, the largest that fits; None: none does."""
+        """Return the largest size that fits among those tried with `batch.micro: auto`, or None."""
         local_batch = plan.global_batch // plan.processes
 
         def trial(size: int) -> float | None:
@@ -82,25 +82,25 @@ class MemoryModel:
 
 
 def memory_model(report: ModelReport, machine: Machine, config: Config) -> MemoryModel:
-    """From the counts of `report`, which must be without a batch."""
+    """Build the memory model from `report`, which must not include a batch."""
     return MemoryModel(report.memory, report.activations, machine, config.parallel.offload)
 
 
-def refusal(config: Config, strategy: Strategy) -> str | None:
-    """Why a run would refuse `strategy`, in a few words."""
+def unsupported_reason(config: Config, strategy: Strategy) -> str | None:
+    """Return a short reason why `strategy` is not supported with these options, or None if it is."""
     try:
         check_optimizer(config.optim.name, strategy)
     except UserError:
-        return f"not with {config.optim.name}"
+        return f"no {config.optim.name}"
     try:
         check_offload(config.parallel.offload, strategy)
     except UserError:
-        return "no offloading"
+        return "no offload"
     return None
 
 
 def _offloaded(strategy: Strategy, offload: str) -> tuple[str, ...]:
-    """Parts that wait in the machine's memory."""
+    """Parts offloaded to host memory."""
     if strategy == "ddp" or offload == "none":
         return ()
-    return ("optimiser", "weights") if offload == "params" and strategy == "zero3" else ("optimiser",)
+    return ("optimizer", "weights") if offload == "params" and strategy == "zero3" else ("optimizer",)

@@ -1,4 +1,4 @@
-"""The learning rate over a run, as a few lines of text."""
+"""Text plot of the learning rate over a run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ WIDTH, HEIGHT = 64, 6
 
 
 def plot_learning_rate(lr: LearningRate, blocks: str = BLOCKS) -> list[str]:
-    """Lines with the peak and zero at the left, and steps below: 0, the end of warm-up, the last.
+    """Return the lines of the plot: peak and zero on the left; steps 0, end of warmup and last step below.
 
-    `blocks` are the characters for a cell from empty to full; " #" will do where a terminal has no others.
+    `blocks` are the characters for a cell from empty to full; use " #" for terminals without block characters.
     """
     rates = [lr.at(step) for step in _spread(lr.steps, WIDTH)]
     rows = bars([rate / lr.peak for rate in rates], HEIGHT, blocks)
@@ -23,24 +23,24 @@ def plot_learning_rate(lr: LearningRate, blocks: str = BLOCKS) -> list[str]:
     return [*lines, f"{'':{margin}} {_ticks(lr, len(rates))}"]
 
 
-def bars(shares: Sequence[float], height: int, blocks: str) -> list[str]:
-    """A bar of up to `height` cells for each share of 1, as rows from the top."""
+def bars(fractions: Sequence[float], height: int, blocks: str) -> list[str]:
+    """Draw one bar of up to `height` cells per fraction of 1, as rows from the top."""
     parts = len(blocks) - 1
-    filled = [round(share * height * parts) for share in shares]
+    filled = [round(fraction * height * parts) for fraction in fractions]
     return [
         "".join(blocks[min(max(count - row * parts, 0), parts)] for count in filled) for row in reversed(range(height))
     ]
 
 
 def _spread(steps: int, columns: int) -> list[int]:
-    """Steps from the first to the last, no more than there are columns."""
+    """Return evenly spaced steps from the first to the last, at most `columns`."""
     columns = min(columns, steps)
     return [round(column * (steps - 1) / max(1, columns - 1)) for column in range(columns)]
 
 
 def _ticks(lr: LearningRate, columns: int) -> str:
-    """Numbers of steps below their columns; the end of warm-up only where there is room for it."""
-    last = f"{lr.steps:,} updates"
+    """Return the step labels below their columns; the end of warmup only if there is space for it."""
+    last = f"{lr.steps:,} steps"
     line = "0".ljust(max(columns - len(last), 2)) + last
     at = round(lr.warmup_steps / lr.steps * columns)
     text = f"{lr.warmup_steps:,}"

@@ -1,4 +1,4 @@
-"""What a run is planned for: so many devices of a kind."""
+"""Devices that a run is planned for."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from vit_scale.errors import UserError, nearest
 from vit_scale.launcher import world_size
 
 DEFAULT_GPU = "H100"
-# Of the half-precision peak: TF32 has half the rate; GPUs from before it multiply fp32 at an eighth.
-_TF32_SHARE, _FP32_SHARE = 1 / 2, 1 / 8
+# Fraction of the half-precision peak: 1/2 with TF32; 1/8 for fp32 on GPUs without TF32.
+_TF32_RATIO, _FP32_RATIO = 1 / 2, 1 / 8
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Equal devices, one for each process."""
+    """Identical devices, one per process."""
 
     kind: str
     devices: int
     memory: int
-    """Bytes of each device."""
+    """Bytes per device."""
     peak_flops: float | None
-    """FLOP/s of each device in half precision (of a CPU in fp32); None: not known."""
+    """FLOP/s per device in half precision (CPU: fp32); None: unknown."""
     device: Literal["cuda", "cpu"]
     half: Precision = "bf16"
-    source: str = "data sheet"
-    """Where the figures come from."""
+    source: str = "datasheet"
+    """Source of the numbers."""
 
-    def in_words(self) -> str:
-        """`64 x H100`, `this CPU`."""
+    def describe(self) -> str:
+        """Format as `64 x H100` or `this CPU`."""
         return f"{self.devices:,} x {self.kind}" if self.device == "cuda" else self.kind
 
-    def precision(self, asked: Precision | Literal["auto"]) -> Precision:
-        """What `parallel.precision` comes to here."""
-        if asked != "auto":
-            return asked
+    def precision(self, requested: Precision | Literal["auto"]) -> Precision:
+        """Resolve `parallel.precision` for these devices."""
+        if requested != "auto":
+            return requested
         return self.half if self.device == "cuda" else "fp32"
 
     def peak_at(self, precision: Precision) -> float | None:
-        """FLOP/s of each device in `precision`."""
+        """Return the peak FLOP/s per device in `precision`."""
         if self.peak_flops is None or self.device == "cpu" or precision != "fp32":
             return self.peak_flops
-        return self.peak_flops * (_TF32_SHARE if self.half == "bf16" else _FP32_SHARE)
+        return self.peak_flops * (_TF32_RATIO if self.half == "bf16" else _FP32_RATIO)
 
 
 def find_machine(gpus: int | None = None, gpu: str | None = None) -> Machine:
-    """`gpus` GPUs of the kind `gpu`; without a kind this machine's or an H100, without either this machine."""
+    """Return `gpus` GPUs of type `gpu`. Without a type: this system's GPU or an H100; without both: this system."""
     if gpus is not None and gpus < 1:
         raise UserError(f"--gpus {gpus}: must be at least 1")
     devices = gpus or world_size()
@@ -66,9 +66,9 @@ def _known(name: str, devices: int, *, assumed: bool = False) -> Machine:
     if _plain(name) not in plain:
         near = [plain[match] for match in nearest(_plain(name), plain)]
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(f"--gpu {name}: not known; {hint}known are {', '.join(GPUS)}")
+        raise UserError(f"--gpu {name}: unknown GPU; {hint}available: {', '.join(GPUS)}")
     kind = plain[_plain(name)]
-    source = f"data sheet; {kind} is assumed, --gpu names another" if assumed else "data sheet"
+    source = f"datasheet; {kind} assumed, set another with --gpu" if assumed else "datasheet"
     found = GPUS[kind]
     return Machine(kind, devices, int(found.memory_gb * 1e9), found.tflops * 1e12, "cuda", found.half, source)
 
@@ -85,7 +85,7 @@ def _this_gpu(devices: int) -> Machine:
 
 
 def _this_cpu(devices: int) -> Machine:
-    """Processes share the memory and the cores."""
+    """Split the memory and cores of this CPU between the processes."""
     import psutil
 
     found = peak(torch.device("cpu"))

@@ -1,15 +1,15 @@
-"""FLOPs of a run, and its time at an assumed share of the devices' peak.
+"""FLOPs of a run, and its duration at an assumed MFU (fraction of peak FLOP/s).
 
-The share (MFU) is an assumption, not a measurement of ours; `--mfu` sets another. It was set with an eye to these
-published figures, and lower, as real runs also read data and wait for one another:
+The MFU is assumed, not measured; override it with `--mfu`. The values are based on these published results, but lower,
+since real runs also load data and synchronize:
 
 - timm, one RTX 3090, synthetic images, AMP (its results/benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv): ViT-B/16 at
-  390.9 images/s is 58 %, ViT-L/16 at 117.1 images/s 61 % of that GPU's 71 TFLOP/s;
-- big_vision, TPU v3-8: ViT-S/16, 90 epochs in 6 to 7 hours (its configs/vit_s16_i1k.py), is about 28 % of 492 TFLOP/s;
-- ViT-22B on TPU v4 (arXiv:2302.05442): 55 %.
+  390.9 images/s is 58%, ViT-L/16 at 117.1 images/s is 61% of that GPU's 71 TFLOP/s;
+- big_vision, TPU v3-8: ViT-S/16, 90 epochs in 6 to 7 hours (its configs/vit_s16_i1k.py), is about 28% of 492 TFLOP/s;
+- ViT-22B on TPU v4 (arXiv:2302.05442): 55%.
 
-GPUs that compute more for each byte they can move are harder to keep busy, and so are small models; the smallest wait
-for their kernels to be launched.
+GPUs with a higher ratio of compute to memory bandwidth reach a lower MFU, and so do small models; the smallest are
+limited by kernel launch latency.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from vit_scale.report.model_report import ModelReport
 from vit_scale.schedule import Plan
 
 SIZES = {"tiny": (10e6, 1e9), "small": (50e6, 10e9), "base": (200e6, 40e9), "large": (float("inf"), float("inf"))}
-"""Name of a size -> parameters, and MACs of an image, below either of which a model has it."""
+"""Size name -> upper limits of parameters and MACs per image; the first size with either below its limit applies."""
 ASSUMED_MFU = {
     "consumer and older": {"tiny": 0.12, "small": 0.30, "base": 0.40, "large": 0.45},
     "A100": {"tiny": 0.08, "small": 0.25, "base": 0.35, "large": 0.45},
     "H100 and later": {"tiny": 0.05, "small": 0.20, "base": 0.30, "large": 0.40},
-    # Measured here: 66 % with vit_cifar_small, 77 % with ViT-S/16, of a matrix product on the same two cores.
+    # Measured: 66% with vit_cifar_small, 77% with ViT-S/16, relative to a matmul on the same two cores.
     "CPU": {"tiny": 0.60, "small": 0.70, "base": 0.70, "large": 0.70},
 }
-# Below these peaks in TFLOP/s a GPU belongs to the first or second row.
+# GPUs with a peak FLOP/s below these belong to the first or second row.
 _OLDER, _AMPERE = 200e12, 500e12
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of the whole run. `seconds` and what follows from it are None where the peak of the device is not known."""
+    """Cost of the run. `seconds` and derived values are None if the peak FLOP/s is unknown."""
 
     flops_per_image: float
-    """Forward and backward, as spent: less by what stochastic depth skips, more by what is recomputed; the mean over
-    the run where images are smaller at first."""
+    """Actual FLOPs of forward and backward: reduced by stochastic depth, increased by recomputation; the mean over
+    the run with progressive resizing."""
     images: int
     flops: float
     mfu: float
@@ -52,24 +52,24 @@ class Cost:
     seconds: float | None
     device_hours: float | None
     images_per_second: float | None
-    """Of all devices."""
+    """Over all devices."""
 
 
 def run_cost(
     config: Config, report: ModelReport, plan: Plan, machine: Machine, precision: Precision, mfu: float | None
 ) -> Cost:
-    """FLOPs and time of `plan`; `mfu` in place of the assumed share."""
+    """Compute FLOPs and duration of `plan`; `mfu` overrides the assumed one."""
     count, per_image = report.count, flops_per_image(config, report, plan)
     images = plan.steps * plan.global_batch
-    share, source = (mfu, "given by --mfu") if mfu is not None else assumed_mfu(machine, count.params, count.macs)
+    mfu, source = (mfu, "set by --mfu") if mfu is not None else assumed_mfu(machine, count.params, count.macs)
     peak = machine.peak_at(precision)
-    speed = None if peak is None else machine.devices * peak * share
+    speed = None if peak is None else machine.devices * peak * mfu
     seconds = None if speed is None else per_image * images / speed
     return Cost(
         flops_per_image=per_image,
         images=images,
         flops=float(per_image * images),
-        mfu=share,
+        mfu=mfu,
         mfu_source=source,
         seconds=seconds,
         device_hours=None if seconds is None else machine.devices * seconds / 3600,
@@ -78,7 +78,7 @@ def run_cost(
 
 
 def flops_per_image(config: Config, report: ModelReport, plan: Plan) -> float:
-    """What training spends on an image, on average over the run."""
+    """Return the actual training FLOPs per image, averaged over the run."""
     parts = list(report.cost_parts)
     progressive = Progressive(config.augment.progressive, plan.steps)
     sides = (
@@ -89,7 +89,7 @@ def flops_per_image(config: Config, report: ModelReport, plan: Plan) -> float:
 
 
 def assumed_mfu(machine: Machine, params: int, macs: int) -> tuple[float, str]:
-    """The share of the peak, and how it was assumed."""
+    """Return the assumed MFU and a description of the assumption."""
     size = next(name for name, (most_params, most_macs) in SIZES.items() if params < most_params or macs < most_macs)
     if machine.device == "cpu":
         row = "CPU"

@@ -1,4 +1,4 @@
-"""Everything that is known of a run before it starts, as plain data."""
+"""Everything known about a run before it starts, as plain data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vit_scale.cost.communication import Communication, communication
 from vit_scale.cost.strategy_names import STRATEGIES
 from vit_scale.cost.timm_check import TimmCheck, check_against_timm
 from vit_scale.plan.data_size import DataSize, data_size
-from vit_scale.plan.fits import Footprint, memory_model, refusal
+from vit_scale.plan.fits import Footprint, memory_model, unsupported_reason
 from vit_scale.plan.machine import Machine
 from vit_scale.plan.run_cost import Cost, run_cost
 from vit_scale.report.model_report import ModelReport, report_on
@@ -24,20 +24,20 @@ from vit_scale.train.optim.optimizer import check_optimizer
 
 @dataclass(frozen=True)
 class Option:
-    """One of the strategies, at the micro batch of the plan."""
+    """One strategy at the plan's micro-batch size."""
 
     footprint: Footprint
     fits: bool
     largest_micro_batch: int | None
-    """None: not even the smallest fits."""
+    """None: even the smallest does not fit."""
     communication: Communication
-    refused: str | None
-    """Why a run would not take it."""
+    unsupported: str | None
+    """Why the strategy is not supported with these options."""
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A recipe on a machine."""
+    """Plan of a recipe on given devices."""
 
     config: Config
     recipe: str
@@ -50,18 +50,18 @@ class RunPlan:
     precision: Precision
     strategy: str
     note: str | None
-    """A line on the launcher's strategy, where it differs from the recipe's."""
+    """Message about the launcher's strategy, if it differs from the recipe's."""
     options: dict[Strategy, Option]
     cost: Cost
     deepspeed: dict[str, Any] | None
-    """DeepSpeed's settings, under ZeRO."""
+    """DeepSpeed config, with ZeRO."""
 
     @property
     def chosen(self) -> Option:
         return self.options[sharding(self.strategy)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, text, lists and mappings, with units in the names."""
+        """Convert to plain numbers, strings, lists and mappings, with units in the names."""
         plan, cost = self.plan, self.cost
         return {
             "recipe": self.recipe,
@@ -90,14 +90,14 @@ class RunPlan:
 
 
 def sharding(strategy: str) -> Strategy:
-    """How states are spread: one process is DDP without anybody to talk to."""
+    """Return how states are sharded: a single process is DDP without communication."""
     return "ddp" if strategy == "single" else cast(Strategy, strategy)
 
 
 def make_run_plan(
     config: Config, recipe: str, machine: Machine, *, mfu: float | None = None, images: int | None = None
 ) -> RunPlan:
-    """Work out a recipe on a machine; raises `UserError` where a run would refuse it."""
+    """Plan a recipe on given devices; raises `UserError` if a run would reject it."""
     strategy, note = resolve_strategy(config.parallel.strategy)
     if strategy == "single" and machine.devices > 1:
         strategy = "ddp"
@@ -105,9 +105,9 @@ def make_run_plan(
     check_offload(config.parallel.offload, strategy)
     data = data_size(config, images)
     precision = machine.precision(config.parallel.precision)
-    config = _settled(config, data, precision)
+    config = _resolve_options(config, data, precision)
     plan = make_plan(config, train_images=data.images, processes=machine.devices, device=machine.device)
-    # The report is to be without activations: the micro batch is settled by what it says.
+    # The report excludes activations: the micro-batch size is determined from it.
     report = report_on(dataclasses.replace(config, batch=BatchConfig()), gpus=machine.devices)
     plan, options = _strategies(config, plan, report, machine, precision, sharding(strategy))
     count = report.count
@@ -133,7 +133,7 @@ def make_run_plan(
 def _strategies(
     config: Config, plan: Plan, report: ModelReport, machine: Machine, precision: Precision, chosen: Strategy
 ) -> tuple[Plan, dict[Strategy, Option]]:
-    """The plan with the micro batch that `auto` comes to under the chosen strategy, and all strategies at it."""
+    """Return the plan with the micro-batch size resolved for the selected strategy, and all strategies at that size."""
     memory = memory_model(report, machine, config)
     even = bool(config.augment.mixup or config.augment.cutmix)
     largest = {strategy: memory.largest_micro_batch(strategy, plan, even=even) for strategy in STRATEGIES}
@@ -154,15 +154,15 @@ def _strategies(
                 accumulation=plan.accumulation,
                 precision=precision,
             ),
-            refused=refusal(config, strategy),
+            unsupported=unsupported_reason(config, strategy),
         )
         for strategy in STRATEGIES
     }
     return plan, options
 
 
-def _settled(config: Config, data: DataSize, precision: Precision) -> Config:
-    """The options with what the data and the device decide filled in."""
+def _resolve_options(config: Config, data: DataSize, precision: Precision) -> Config:
+    """Fill in the options that are determined by the data and the device."""
     model = dataclasses.replace(config.model, num_classes=data.classes, in_chans=data.channels)
     return dataclasses.replace(config, model=model, parallel=dataclasses.replace(config.parallel, precision=precision))
 
@@ -170,12 +170,12 @@ def _settled(config: Config, data: DataSize, precision: Precision) -> Config:
 def _option_to_dict(option: Option) -> dict[str, Any]:
     return {
         "memory_bytes": option.footprint.parts,
-        "memory_bytes_never_at_once": option.footprint.overlap,
+        "memory_bytes_overlap": option.footprint.overlap,
         "memory_bytes_peak": option.footprint.peak,
         "host_memory_bytes": option.footprint.host,
         "fits": option.fits,
         "largest_micro_batch": option.largest_micro_batch,
-        "sent_bytes_per_update": option.communication.sent,
+        "sent_bytes_per_step": option.communication.sent,
         "sent_formula": option.communication.formula,
-        "refused": option.refused,
+        "unsupported": option.unsupported,
     }

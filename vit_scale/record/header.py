@@ -21,7 +21,7 @@ def header_rows(
     return {
         "model": format_model(config.model.name, count),
         "data": data,
-        "batch size": format_batch_size(plan),
+        "batch size": plan.format_batch_size(),
         "schedule": format_schedule(plan),
         "precision": precision,
         "strategy": format_strategy(strategy, config.parallel.offload),
@@ -51,13 +51,6 @@ def format_model(name: str, count: ModelCount) -> str:
     """`vit_base_patch16_224 (86,567,656 parameters, 17.56 GMACs per image)`."""
     macs = f"{significant(count.macs / 1e9)} GMACs" if count.macs >= 1e8 else f"{significant(count.macs / 1e6)} MMACs"
     return f"{name} ({count.params:,} parameters, {macs} per image)"
-
-
-def format_batch_size(plan: Plan) -> str:
-    """`1,024 (8 processes x 2 accumulation steps x 64 images)`."""
-    processes = f"{plan.processes} process{'es' if plan.processes > 1 else ''}"
-    passes = f"{plan.accumulation} accumulation step{'s' if plan.accumulation > 1 else ''}"
-    return f"{plan.global_batch:,} ({processes} x {passes} x {plan.micro_batch} images)"
 
 
 def format_schedule(plan: Plan) -> str:

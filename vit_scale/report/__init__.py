@@ -1,1 +1,1 @@
-"""Parameters, multiply-accumulates and memory of a model, and the check against timm, without allocating a weight."""
+"""Report parameters, MACs and memory of models, and compare them with timm, without allocating weights."""

@@ -1,4 +1,4 @@
-"""The outcome of checks against timm, for people and for machines."""
+"""Results of timm checks as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ SHOWN_DIFFERENCES = 10
 
 
 def print_checks(checks: Sequence[TimmCheck]) -> None:
-    """A line for each model, then every difference by layer."""
+    """Print one line per model, then every difference by layer."""
     console = make_console()
-    table = make_table("model", "timm's", "parameters", "stages", "GMAC", "", gap=1)
+    table = make_table("model", "timm model", "parameters", "stages", "GMACs", "result", gap=1)
     table.columns[1].justify = "left"
     for check in checks:
-        figures = (f"{check.params:,}", str(len(check.stages)), giga(check.macs)) if check.stages else ("", "", "")
+        numbers = (f"{check.params:,}", str(len(check.stages)), giga(check.macs)) if check.stages else ("", "", "")
         matched = "same name" if check.matched == check.model else check.matched or "none"
-        table.add_row(check.model, matched, *figures, _outcome(check))
+        table.add_row(check.model, matched, *numbers, _result(check))
     console.print(table)
     for check in checks:
         _print_reason(check, console)
     differing = sum(bool(check.differences) for check in checks)
     equal = sum(check.equal for check in checks)
     console.print(
-        f"{equal} of {len(checks)} equal to timm in every parameter's name and shape, output shapes stage by "
-        f"stage and MACs; {differing} differ, {len(checks) - equal - differing} have no counterpart."
+        f"{equal} of {len(checks)} equal to timm in parameter names and shapes, output shapes per stage and MACs; "
+        f"{differing} differ, {len(checks) - equal - differing} have no counterpart."
     )
 
 
-def _outcome(check: TimmCheck) -> str:
+def _result(check: TimmCheck) -> str:
     if check.differences:
         return "DIFFERS"
     return "no counterpart" if check.matched is None else check.reason or "equal"
@@ -49,9 +49,9 @@ def _print_reason(check: TimmCheck, console: Console) -> None:
         for line in check.differences[:SHOWN_DIFFERENCES]:
             console.print(f"  {line}", soft_wrap=True)
         if len(check.differences) > SHOWN_DIFFERENCES:
-            console.print(f"  and {len(check.differences) - SHOWN_DIFFERENCES:,} more (all of them: --format json)")
+            console.print(f"  and {len(check.differences) - SHOWN_DIFFERENCES:,} more (list all with --format json)")
 
 
 def checks_to_json(checks: Sequence[TimmCheck]) -> str:
-    """A list with an object for each model."""
+    """Return a JSON list with one object per model."""
     return json.dumps([check.to_dict() for check in checks], indent=2)

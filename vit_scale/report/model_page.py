@@ -1,4 +1,4 @@
-"""Everything about one model, on a page."""
+"""Detailed report on one model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from vit_scale.format import giga, image_size, memory_size, percent, significant
 from vit_scale.record.terminal import make_table
 from vit_scale.report.model_report import ModelReport
 
-# Label -> part of the parameters, part of the MACs.
+# Label -> parameter part, MAC part.
 _PARTS = {
     "patch embedding": ("patch", "patch"),
     "tokens": ("tokens", ""),
-    "positions": ("position", ""),
-    "attention, projections": ("attention", "attention_projections"),
-    "attention, N x N products": ("", "attention_products"),
+    "position embedding": ("position", ""),
+    "attention projections": ("attention", "attention_projections"),
+    "attention N x N matmuls": ("", "attention_matmuls"),
     "MLP": ("mlp", "mlp"),
     "norms": ("norms", ""),
     "LayerScale": ("layer_scale", ""),
@@ -25,12 +25,12 @@ _PARTS = {
     "other": ("other", "other"),
 }
 WIDE = 110
-"""Columns of text that two tables need side by side."""
+"""Terminal width required to print two tables side by side."""
 
 
 def print_page(report: ModelReport, console: Console) -> None:
-    """Parameters and MACs by part, the cost of training, activations, and memory under each strategy."""
-    patch = "" if report.patch_size is None else f", patches of {image_size(report.patch_size)}"
+    """Print parameters and MACs by part, training FLOPs, activations, and memory under each strategy."""
+    patch = "" if report.patch_size is None else f", {image_size(report.patch_size)} patches"
     about = f"{image_size(report.image_size)} pixels{patch}, {report.classes:,} classes"
     title = report.model if report.recipe is None else f"{report.recipe}: {report.model}"
     console.print(Text.assemble((title, "bold"), f"  {about}\n"))
@@ -46,39 +46,39 @@ def print_page(report: ModelReport, console: Console) -> None:
 
 def _parts(report: ModelReport) -> Table:
     count = report.count
-    table = make_table("by part", "parameters", "%", "GMAC", "%")
+    table = make_table("by part", "parameters", "%", "GMACs", "%")
     for label, (param_part, mac_part) in _PARTS.items():
         params, macs = count.params_by_part.get(param_part, 0), count.macs_by_part.get(mac_part, 0)
         if params or macs:
             table.add_row(label, *_amount(params, count.params, f"{params:,}"), *_amount(macs, count.macs, giga(macs)))
-    table.add_row("all", f"{count.params:,}", "", giga(count.macs), "", style="bold")
+    table.add_row("total", f"{count.params:,}", "", giga(count.macs), "", style="bold")
     return table
 
 
-def _amount(value: int, whole: int, text: str) -> tuple[str, str]:
-    return (text, f"{100 * value / whole:.1f}") if value else ("", "")
+def _amount(value: int, total: int, text: str) -> tuple[str, str]:
+    return (text, f"{100 * value / total:.1f}") if value else ("", "")
 
 
 def _forward(report: ModelReport) -> Table:
     count = report.count
-    table = make_table("forward pass of one image", "")
-    table.add_row("MACs of matrix products (torchvision)", f"{giga(count.macs)} GMAC")
-    table.add_row("and 5 for each LayerNorm element (timm csv)", f"{giga(count.macs_timm_csv)} GMAC")
-    table.add_row("2 x MACs (torch, open_clip)", f"{giga(count.flops)} GFLOP")
-    table.add_row("share of attention", percent(count.attention_share, 1))
-    table.add_row("share of its N x N products", percent(count.quadratic_share, 1))
-    table.add_row("counted", count.method)
+    table = make_table("forward pass per image", "")
+    table.add_row("MACs of matmuls (torchvision)", f"{giga(count.macs)} GMACs")
+    table.add_row("plus 5 per LayerNorm element (timm csv)", f"{giga(count.macs_timm_csv)} GMACs")
+    table.add_row("2 x MACs (torch, open_clip)", f"{giga(count.flops)} GFLOPs")
+    table.add_row("attention", percent(count.attention_fraction, 1))
+    table.add_row("attention N x N matmuls", percent(count.quadratic_fraction, 1))
+    table.add_row("method", count.method)
     return table
 
 
 def _training(report: ModelReport) -> Table:
-    nominal, spent, batch = report.count.nominal_train_flops_per_image, report.train_flops, report.assumed.batch
-    table = make_table("training on one image", "")
-    table.add_row("3 x forward, by convention", f"{giga(nominal)} GFLOP")
-    table.add_row("actually spent", f"{giga(spent)} GFLOP")
-    table.add_row("spent / convention", percent(spent / nominal, 1))
+    nominal, actual, batch = report.count.nominal_train_flops_per_image, report.train_flops, report.assumed.batch
+    table = make_table("training per image", "")
+    table.add_row("nominal (3 x forward)", f"{giga(nominal)} GFLOPs")
+    table.add_row("actual", f"{giga(actual)} GFLOPs")
+    table.add_row("actual / nominal", percent(actual / nominal, 1))
     if batch:
-        table.add_row(f"spent on a step of {batch} images", f"{significant(spent * batch / 1e12)} TFLOP")
+        table.add_row(f"actual per {batch} images", f"{significant(actual * batch / 1e12)} TFLOPs")
     return table
 
 
@@ -86,18 +86,18 @@ def _activations(report: ModelReport) -> Table:
     acts = report.activations
     parts = {part.replace("_", " "): size for part, size in acts.by_part.items() if size}
     if acts.recomputed:
-        parts["one block again"] = acts.recomputed
-    table = make_table("activations", *parts, "all")
-    table.add_row(f"one image, {report.assumed.precision}", *map(memory_size, parts.values()), memory_size(acts.total))
+        parts["recomputed block"] = acts.recomputed
+    table = make_table("activations", *parts, "total")
+    table.add_row(f"per image, {report.assumed.precision}", *map(memory_size, parts.values()), memory_size(acts.total))
     return table
 
 
 def _memory(report: ModelReport) -> Table:
     parts = list(report.memory["ddp"])
-    table = make_table("memory of a GPU", *parts, "all")
+    table = make_table("memory per GPU", *parts, "total")
     for strategy in STRATEGIES:
         sizes = [memory_size(report.memory[strategy][part]) for part in parts]
         table.add_row(LABELS[strategy], *sizes, memory_size(report.memory_total(strategy)))
-    table.caption = report.assumed.in_words()
+    table.caption = report.assumed.describe()
     table.caption_justify = "left"
     return table

@@ -1,4 +1,4 @@
-"""All figures of one model under the options of a run, as plain data."""
+"""All numbers for one model under the options of a run, as plain data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from vit_scale.config import Config
 from vit_scale.cost.activations import Activations, Precision, measured_activations, vit_activations
 from vit_scale.cost.count import ModelCount, count_model
-from vit_scale.cost.memory import States, Strategy, optimiser_moments, states_by_strategy
+from vit_scale.cost.memory import States, Strategy, optimizer_moments, states_by_strategy
 from vit_scale.cost.meta import build_on_meta
 from vit_scale.cost.trace import stage_names
 from vit_scale.cost.training import CostPart, frozen_bytes, training_cost
@@ -24,24 +24,24 @@ from vit_scale.tasks.task import Task
 
 @dataclass(frozen=True)
 class Assumed:
-    """What the figures for training depend on."""
+    """Assumptions behind the numbers for training."""
 
     gpus: int
     batch: int | None
-    """Images of a forward pass on one GPU; None: memory is given without activations."""
+    """Batch size per GPU; None: memory excludes activations."""
     precision: Precision
-    optimiser: str
+    optimizer: str
     ema: bool
     drop_path: float
     drop_path_mode: str
     patch_dropout: float
     activation_checkpointing: str
 
-    def in_words(self) -> str:
-        """One line."""
-        words = [f"{self.gpus} GPUs" if self.gpus > 1 else "1 GPU", self.precision, self.optimiser]
+    def describe(self) -> str:
+        """Describe the assumptions on one line."""
+        words = [f"{self.gpus} GPUs" if self.gpus > 1 else "1 GPU", self.precision, self.optimizer]
         words.append("with EMA" if self.ema else "without EMA")
-        words.append(f"with the activations of {self.batch} images" if self.batch else "without activations")
+        words.append(f"with activations of {self.batch} images" if self.batch else "without activations")
         if self.drop_path:
             words.append(f"drop path {self.drop_path:g} ({self.drop_path_mode})")
         if self.patch_dropout:
@@ -53,7 +53,7 @@ class Assumed:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """Counts are exact; memory is a model of it (see memory.py and activations.py)."""
+    """Counts are exact; memory is estimated (see cost/memory.py and cost/activations.py)."""
 
     model: str
     recipe: str | None
@@ -67,7 +67,7 @@ class ModelReport:
     """FLOPs executed per training image, by part of the task."""
     activations: Activations
     memory: dict[Strategy, dict[str, int]]
-    """Bytes on each GPU: strategy -> part -> bytes; with activations where the batch is known."""
+    """Bytes per GPU: strategy -> part -> bytes; includes activations if the batch size is known."""
     assumed: Assumed
 
     @property
@@ -76,11 +76,11 @@ class ModelReport:
         return sum(self.train_flops_by_part.values())
 
     def memory_total(self, strategy: Strategy) -> int:
-        """Bytes on each GPU."""
+        """Return the total bytes per GPU."""
         return sum(self.memory[strategy].values())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, text, lists and mappings, with units in the names."""
+        """Convert to plain numbers, strings, lists and mappings, with units in the names."""
         count = self.count
         memory = {strategy: {**parts, "total": self.memory_total(strategy)} for strategy, parts in self.memory.items()}
         return {
@@ -96,10 +96,10 @@ class ModelReport:
             "macs_timm_csv": count.macs_timm_csv,
             "flops_torch": count.flops,
             "macs_by_part": count.macs_by_part,
-            "attention_share": count.attention_share,
-            "quadratic_share": count.quadratic_share,
+            "attention_fraction": count.attention_fraction,
+            "quadratic_fraction": count.quadratic_fraction,
             "train_flops_per_image_nominal": count.nominal_train_flops_per_image,
-            "train_flops_per_image_spent": self.train_flops,
+            "train_flops_per_image_actual": self.train_flops,
             "train_flops_per_image_by_part": self.train_flops_by_part,
             "activation_bytes_per_image": self.activations.total,
             "activation_bytes_by_part": self.activations.by_part,
@@ -156,7 +156,7 @@ def _assumed(config: Config, gpus: int, batch: int | None) -> Assumed:
         gpus=gpus,
         batch=batch if batch is not None else None if config.batch.micro == "auto" else config.batch.micro,
         precision="bf16" if precision == "auto" else precision,
-        optimiser=config.optim.name,
+        optimizer=config.optim.name,
         ema=config.ema.decay > 0,
         drop_path=config.model.drop_path,
         drop_path_mode=config.model.drop_path_mode,
@@ -195,7 +195,7 @@ def _memory(
         params=sum(p.numel() for p in model.parameters()),
         gpus=assumed.gpus,
         precision=assumed.precision,
-        moments=optimiser_moments(config.optim.name, config.optim.momentum),
+        moments=optimizer_moments(config.optim.name, config.optim.momentum),
         ema=assumed.ema,
         largest_block=max(sum(p.numel() for p in stage.parameters()) for stage in stages),
     )

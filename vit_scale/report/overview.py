@@ -1,4 +1,4 @@
-"""One line for each model."""
+"""Overview table with one line per model."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from vit_scale.record.terminal import make_table
 from vit_scale.report.model_report import ModelReport
 
 WIDE = 119
-"""Columns of text that the whole table needs; a narrower terminal gets it in two."""
+"""Terminal width required for the full table; it is split in two in narrower terminals."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A heading of one or more words, one below the other, and what stands under it."""
+    """A heading, printed with one word per line, and the function that fills its cells."""
 
     heading: str
     cell: Callable[[ModelReport], str]
@@ -40,12 +40,12 @@ def _model(report: ModelReport) -> str:
 MODEL = Column("model", _model)
 PARAMS = Column("parameters", lambda r: f"{r.count.params:,}")
 COMPUTE = [
-    Column("torch- vision GMAC", lambda r: giga(r.count.macs)),
-    Column("timm csv GMAC", lambda r: giga(r.count.macs_timm_csv)),
-    Column("torch GFLOP", lambda r: giga(r.count.flops)),
-    Column("attn %", lambda r: f"{100 * r.count.attention_share:.0f}"),
-    Column("train GFLOP", lambda r: giga(r.count.nominal_train_flops_per_image)),
-    Column("spent GFLOP", lambda r: giga(r.train_flops)),
+    Column("torch- vision GMACs", lambda r: giga(r.count.macs)),
+    Column("timm csv GMACs", lambda r: giga(r.count.macs_timm_csv)),
+    Column("torch GFLOPs", lambda r: giga(r.count.flops)),
+    Column("attn %", lambda r: f"{100 * r.count.attention_fraction:.0f}"),
+    Column("nominal GFLOPs", lambda r: giga(r.count.nominal_train_flops_per_image)),
+    Column("actual GFLOPs", lambda r: giga(r.train_flops)),
 ]
 MEMORY = [
     Column("acts MiB", lambda r: significant(r.activations.total / 2**20, 3)),
@@ -55,7 +55,7 @@ MEMORY = [
 
 
 def print_overview(reports: Sequence[ModelReport], console: Console) -> None:
-    """The table and what its columns mean; in a narrow terminal, compute first and memory below."""
+    """Print the table and its legend; in a narrow terminal, compute first and memory below."""
     if console.width >= WIDE:
         console.print(_table(reports, [MODEL, PARAMS, *COMPUTE, *MEMORY]))
     else:
@@ -74,14 +74,14 @@ def _table(reports: Sequence[ModelReport], columns: Sequence[Column]) -> Table:
 
 
 def legend(reports: Sequence[ModelReport]) -> list[str]:
-    """What the columns mean, and what the figures for training rest on."""
+    """Explain the columns and the assumptions behind the numbers for training."""
     traced = any(report.count.method != CLOSED_FORM for report in reports)
     return [
-        "Forward pass of one image, in the three conventions in print: torchvision, MACs of matrix products; timm csv, "
-        "the same and 5 for each LayerNorm element; torch (and open_clip), 2 x MACs. attn: share of attention.",
-        "MACs are counted by closed form" + (", * traced on the meta device." if traced else "."),
-        "train: training on one image, 3 x forward by convention; spent: after stochastic depth, patch dropout and "
+        "Forward pass per image in the three common conventions: torchvision, MACs of matmuls; timm csv, the same plus "
+        "5 per LayerNorm element; torch (and open_clip), 2 x MACs. attn: percentage of MACs in attention.",
+        "MACs are computed in closed form" + (", * traced on the meta device." if traced else "."),
+        "Training per image: nominal, 3 x forward by convention; actual, with stochastic depth, patch dropout and "
         "recomputation.",
-        "acts: activations of one image. DDP, ZeRO: weights, gradients, optimiser, EMA and buffers on each GPU, for",
-        *(f"  {words}" for words in dict.fromkeys(report.assumed.in_words() for report in reports)),
+        "acts: activations per image. DDP, ZeRO: weights, gradients, optimizer, EMA and buffers per GPU, for",
+        *(f"  {assumed}" for assumed in dict.fromkeys(report.assumed.describe() for report in reports)),
     ]

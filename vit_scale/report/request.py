@@ -1,4 +1,4 @@
-"""From names, recipes and options on a command line to the models that are asked for."""
+"""Resolve names, recipes and options on the command line to the requested models."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Request:
-    """One model that is asked for."""
+    """One requested model."""
 
     config: Config
     recipe: str | None = None
-    """Path of the recipe; None where the model was asked for by name."""
+    """Recipe path; None if the model was requested by name."""
 
 
 def load_requests(models: Sequence[str], overrides: Sequence[str]) -> list[Request]:
-    """A request for each name of a model or path of a recipe, with `overrides` on top; by default for every variant.
+    """Return one request per model name or recipe path, with `overrides` applied; by default one per variant.
 
-    Raises `UserError` for what is not known.
+    Raises `UserError` for unknown names.
     """
     return [_load(model, overrides) for model in models or VARIANTS]
 
 
-def for_each(requests: Sequence[Request], work: Callable[[Request], T], *, skip_unfit: bool) -> list[T]:
-    """`work` on each; with `skip_unfit`, models that cannot have the options are left out with a word on stderr."""
+def for_each(requests: Sequence[Request], work: Callable[[Request], T], *, skip_incompatible: bool) -> list[T]:
+    """Call `work` on each request; `skip_incompatible`: skip models incompatible with the options, with a warning."""
     results: list[T] = []
-    left_out: dict[str, UserError] = {}
+    skipped: dict[str, UserError] = {}
     for request in requests:
         try:
             results.append(work(request))
         except UserError as error:
-            if not skip_unfit:
+            if not skip_incompatible:
                 raise
-            left_out[request.config.model.name] = error
+            skipped[request.config.model.name] = error
     if not results:
-        raise next(iter(left_out.values()))
-    if left_out:
-        name, why = next(iter(left_out.items()))
-        print(f"Left out {len(left_out)} models that cannot have these options, such as {name}: {why}", file=sys.stderr)
+        raise next(iter(skipped.values()))
+    if skipped:
+        name, reason = next(iter(skipped.items()))
+        print(f"Skipped {len(skipped)} models incompatible with these options, e.g. {name}: {reason}", file=sys.stderr)
     return results
 
 
@@ -60,6 +60,6 @@ def _load(model: str, overrides: Sequence[str]) -> Request:
 
 
 def _config_of_name(name: str, overrides: Sequence[str]) -> Config:
-    """A name stands for a recipe that says no more, but for the moving average that most recipes have."""
+    """Build the config of a recipe with only this model name, and an EMA, which most recipes have."""
     tree = {"model": {"name": name}, "schedule": {"epochs": 1}, "ema": {"decay": 0.9999}}
     return build_config(tree, overrides)

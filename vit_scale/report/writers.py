@@ -1,4 +1,4 @@
-"""Reports for machines and documents: JSON, CSV, Markdown."""
+"""Reports as JSON, CSV and Markdown."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from vit_scale.report.overview import COMPUTE, MEMORY, MODEL, PARAMS, legend
 
 
 def to_json(reports: Sequence[ModelReport]) -> str:
-    """A list with an object for each model."""
+    """Return a JSON list with one object per model."""
     return json.dumps([report.to_dict() for report in reports], indent=2)
 
 
 def to_csv(reports: Sequence[ModelReport]) -> str:
-    """A line for each model; nested figures have dotted names."""
+    """Return one CSV line per model; nested values have dotted names."""
     rows = [dict(_flatten(report.to_dict())) for report in reports]
     names = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
@@ -29,7 +29,7 @@ def to_csv(reports: Sequence[ModelReport]) -> str:
 
 
 def to_markdown(reports: Sequence[ModelReport]) -> str:
-    """A table, and what its columns mean."""
+    """Return a Markdown table and its legend."""
     columns = [MODEL, PARAMS, *COMPUTE, *MEMORY]
     headings = [column.heading.replace("- ", "") for column in columns]
     lines = [_markdown_row(headings), _markdown_row(["---", *["---:"] * (len(columns) - 1)])]

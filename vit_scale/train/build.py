@@ -14,7 +14,7 @@ from vit_scale.checkpoints import reader, run_dir, run_lock
 from vit_scale.checkpoints.writer import CheckpointFolder
 from vit_scale.config import Config
 from vit_scale.cost.activations import Precision
-from vit_scale.cost.background_check import CheckAside
+from vit_scale.cost.background_check import BackgroundCheck
 from vit_scale.cost.count import count_model
 from vit_scale.cost.hardware import limit_threads, peak, resolve_precision
 from vit_scale.cost.training import StepCost, training_cost
@@ -86,7 +86,7 @@ class Opened:
 
 
 def build_run(
-    config: Config, recipe: str, check: CheckAside | None = None, *, task_type: type[Task] | None = None
+    config: Config, recipe: str, check: BackgroundCheck | None = None, *, task_type: type[Task] | None = None
 ) -> Run:
     """Check everything a user can get wrong, then build; raises `UserError` with nothing written.
 

@@ -64,7 +64,7 @@ def after_first_step(run: Run, batch: Batch) -> None:
         run.record.terminal.info(f"timm check  {outcome.summary()}")
         timm_check = outcome.to_dict()
     run.record.start_trackers(timm_check)
-    if run.state.step == 1 and run.record.terminal.enabled and run.config.track.pictures != "never":
+    if run.state.step == 1 and run.record.terminal.enabled and run.config.track.images != "never":
         run.task.show_batch(run.task.inputs(batch, step=0), RecordShow(run.record, run.state.model, step=1))
 
 
@@ -105,7 +105,7 @@ def log(run: Run, meter: Meter) -> None:
     metrics = meter.read()
     run.record.terminal.progress(run.state.step, metrics)
     run.record.log(run.state.step, metrics)
-    if int(run.state.bad_in_a_row.item()) >= run.config.run.max_bad_steps:
+    if int(run.state.bad_in_a_row.item()) >= run.config.run.max_skipped_steps:
         raise divergence_error(run, meter, metrics)
 
 
@@ -149,7 +149,7 @@ def evaluate_now(run: Run, meter: Meter) -> bool:
 
 
 def _is_inspected(run: Run) -> bool:
-    when = run.config.track.pictures
+    when = run.config.track.images
     return when == "every" or (when == "last" and run.state.step == run.plan.steps)
 
 

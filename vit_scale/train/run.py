@@ -11,7 +11,7 @@ import torch
 
 from vit_scale.checkpoints.writer import CheckpointFolder
 from vit_scale.config import Config
-from vit_scale.cost.background_check import CheckAside
+from vit_scale.cost.background_check import BackgroundCheck
 from vit_scale.cost.training import StepCost
 from vit_scale.data.batch import Batch
 from vit_scale.record.record import SilentRecord
@@ -39,7 +39,7 @@ class Run:
     record: SilentRecord
     """Writes on the main rank only."""
     cost: StepCost
-    check: CheckAside | None
+    check: BackgroundCheck | None
     """The check against timm, on the main rank, in progress since the start."""
 
     @property

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from vit_scale.config import Config
-from vit_scale.cost.background_check import CheckAside
+from vit_scale.cost.background_check import BackgroundCheck
 from vit_scale.kernels.malloc import retain_freed_memory
 from vit_scale.launcher import is_main_process, silence_libraries
 
@@ -37,7 +37,7 @@ def train_recipe(config: Config, recipe: str, task_type: type[Task] | None = Non
     retain_freed_memory()  # Otherwise every step on a CPU faults in the pages of its activations again.
     gc.disable()  # Until everything is imported and built: none of it is garbage, and it saves 10% of the startup.
     # In parallel with the import of torch. After it, a fork would copy locked locks of its threads and save no time.
-    check = CheckAside(config.model, aside="torch" not in sys.modules) if is_main_process() else None
+    check = BackgroundCheck(config.model, in_background="torch" not in sys.modules) if is_main_process() else None
     from vit_scale.checkpoints.run_lock import release
     from vit_scale.strategies.processes import rejoin_after_restart
     from vit_scale.strategies.rank_failure import LOST_STATUS, is_lost_process, tell_of_loss

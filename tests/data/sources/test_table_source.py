@@ -266,7 +266,7 @@ def test_the_hub_out_of_reach_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -
     from vit_scale.data.sources import splits as opening
 
     asked = []
-    monkeypatch.setattr(opening, "hub_answers", lambda: asked.append(1) or False)
+    monkeypatch.setattr(opening, "is_hub_reachable", lambda: asked.append(1) or False)
     with pytest.raises(UserError, match="no such folder here, and the hub cannot be reached"):
         open_data(DataConfig(source="someone/something"), seed=0)
     assert asked == [1], "asked once, without retries"
@@ -289,7 +289,7 @@ def test_gated_and_missing_datasets_are_told_apart(
     def refuse(*args: Any, **options: Any) -> None:
         raise datasets.exceptions.DatasetNotFoundError(message)
 
-    monkeypatch.setattr(opening, "hub_answers", lambda: True)
+    monkeypatch.setattr(opening, "is_hub_reachable", lambda: True)
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     with pytest.raises(UserError, match=expected):
         open_data(DataConfig(source="a/b"), seed=0)

@@ -325,7 +325,7 @@ def test_timms_weights_come_from_the_local_cache_without_a_network(
     (repository / "refs" / "main").write_text(commit)
     save(published, repository / "snapshots" / commit / "model.safetensors")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("vit_scale.models.weights.read.hub_answers", lambda: False)
+    monkeypatch.setattr("vit_scale.models.weights.read.is_hub_reachable", lambda: False)
     model = create_model("timm/test_vit", weights="timm/test_vit.r160_in1k", num_classes=1000)
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in published.state_dict().items())
     few = create_model("timm/test_vit", num_classes=3)

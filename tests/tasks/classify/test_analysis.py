@@ -120,5 +120,5 @@ def test_a_run_logs_and_shows_all_that_is_promised(
     counts = torch.tensor(confusion["counts"])
     summary = json.loads((run_folder / "summary.json").read_text())
     assert counts.diagonal().sum() / counts.sum() == pytest.approx(summary["val_ema/top1"])
-    assert summary["peak_source"] == "a matrix product measured at the start"
-    assert "a matrix product measured at the start" in capsys.readouterr().out
+    assert summary["peak_source"] == "matmul measured at startup"
+    assert "matmul measured at startup" in capsys.readouterr().out

@@ -77,7 +77,7 @@ def test_all_else_takes_the_steps_of_adamw() -> None:
 
 def test_only_matrices_of_blocks_are_made_orthogonal() -> None:
     model = vit_scale.create_model("vit_mu", num_classes=3)
-    groups = parameter_groups(model, OptimConfig(name="muon", lr=0.02, other_lr=0.003))
+    groups = parameter_groups(model, OptimConfig(name="muon", lr=0.02, adamw_lr=0.003))
     names = {id(p): name for name, p in model.named_parameters()}
     chosen = {names[id(p)] for group in groups if group.get("matrices") for p in group["params"]}
     kinds = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
@@ -89,7 +89,7 @@ def test_it_learns() -> None:
     torch.manual_seed(0)
     model = vit_scale.create_model("vit_mu", num_classes=3)
     images, labels = torch.randn(12, 3, *model.img_size), torch.arange(12) % 3
-    optimizer = build_optimizer(model, OptimConfig(name="muon", lr=0.01, other_lr=0.003, momentum=0.95))
+    optimizer = build_optimizer(model, OptimConfig(name="muon", lr=0.01, adamw_lr=0.003, momentum=0.95))
     losses = []
     for _ in range(30):
         loss = torch.nn.functional.cross_entropy(model(images), labels)
@@ -117,7 +117,7 @@ def test_going_on_from_a_checkpoint_is_bit_identical(tmp_path: Path) -> None:
 def fresh_state(seed: int) -> TrainState:
     torch.manual_seed(seed)
     model = vit_scale.create_model("vit_mu", num_classes=3)
-    optimizer = build_optimizer(model, OptimConfig(name="muon", lr=0.01, other_lr=0.003))
+    optimizer = build_optimizer(model, OptimConfig(name="muon", lr=0.01, adamw_lr=0.003))
     return TrainState(model, model, optimizer, Replicated(model, optimizer, 0, 1))  # type: ignore[arg-type]
 
 

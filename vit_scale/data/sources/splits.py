@@ -10,7 +10,7 @@ from typing import Any
 from vit_scale.config import DataConfig
 from vit_scale.data.sources.embedded import digits
 from vit_scale.errors import UserError, first_line, nearest
-from vit_scale.hub import hub_answers, offline
+from vit_scale.hub import is_hub_reachable, offline
 
 _VAL_SPLITS = ("validation", "val", "valid", "dev", "test")
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif"}
@@ -102,7 +102,7 @@ def _open_hub(config: DataConfig) -> Mapping[str, Any]:
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError
 
     where = f"data.source={config.source}"
-    online = hub_answers()
+    online = is_hub_reachable()
     try:
         with contextlib.nullcontext() if online else offline():
             return datasets.load_dataset(config.source, config.name, streaming=config.streaming)

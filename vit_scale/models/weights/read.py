@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vit_scale.checkpoints.run_weights import find_run_weights
 from vit_scale.errors import UserError
-from vit_scale.hub import hub_answers, offline
+from vit_scale.hub import is_hub_reachable, offline
 from vit_scale.models.variants import TIMM_PREFIX, check_model_name
 
 StateDict = dict[str, Tensor]
@@ -50,7 +50,7 @@ def read_hub(source: str, **options: Any) -> StateDict:
     import timm
 
     try:
-        with contextlib.nullcontext() if hub_answers() else offline():
+        with contextlib.nullcontext() if is_hub_reachable() else offline():
             return timm.create_model(source.removeprefix(TIMM_PREFIX), pretrained=True, **options).state_dict()
     except Exception as error:
         # timm, huggingface_hub, the HTTP library and the file system each have errors of their own; one remedy.

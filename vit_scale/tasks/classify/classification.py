@@ -75,7 +75,7 @@ class Classification(Task):
 
     def _make_mixing(self, model: Any) -> Mixing:
         plan, augment = self.plan, self.config.augment
-        unmixed = round(augment.mix_off_epochs * plan.train_images / plan.global_batch) if plan else 0
+        unmixed = round(augment.no_mix_epochs * plan.train_images / plan.global_batch) if plan else 0
         return Mixing(
             augment,
             num_classes=self.num_classes,

@@ -22,7 +22,7 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
 
     Vectors (biases, norms, LayerScale) and what the model names in `no_weight_decay()` (tokens, position embeddings)
     are not decayed. `lr_scale` is layer_decay to the number of layers above. For Muon the matrices of blocks are apart,
-    and all else has the share of the learning rate that optim.other_lr is of it.
+    and all else has the share of the learning rate that optim.adamw_lr is of it.
     """
     undecayed: set[str] = model.no_weight_decay()  # type: ignore[operator]
     groups: dict[tuple[float, float, bool], dict[str, Any]] = {}
@@ -32,8 +32,8 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
         decay = 0.0 if p.ndim <= 1 or name in undecayed else config.weight_decay
         scale = _lr_scale(model, name, config.layer_decay)
         matrix = config.name == "muon" and p.ndim == 2 and name.startswith("blocks.")
-        if config.name == "muon" and not matrix and config.other_lr is not None:
-            scale *= config.other_lr / config.lr
+        if config.name == "muon" and not matrix and config.adamw_lr is not None:
+            scale *= config.adamw_lr / config.lr
         new = {"params": [], "weight_decay": decay, "lr_scale": scale} | ({"matrices": True} if matrix else {})
         groups.setdefault((decay, scale, matrix), new)["params"].append(p)
     return list(groups.values())
