@@ -188,11 +188,12 @@ OLD_NAMES = {
     "augment": {"mix_off_epochs": 2.0},
     "run": {"max_bad_steps": 7},
     "track": {"pictures": "never"},
+    "model": {"attention": "math"},
     "schedule": {"steps": 1},
 }
 
 
-@pytest.mark.parametrize(("old", "new"), [item for item in RENAMED.items() if item[0] not in all_options()])
+@pytest.mark.parametrize(("old", "new"), [*RENAMED.items(), ("--by-number", "--match-by-index")])
 def test_old_option_name_error_names_the_new_one(recipe: Path, old: str, new: str) -> None:
     with pytest.raises(UserError, match=f"{old}.*was renamed to {new}"):
         load_recipe(recipe, [old if old.startswith("--") else f"{old}=1"])
@@ -207,7 +208,7 @@ def test_recipe_with_old_option_name_is_rejected_with_the_new_one(tmp_path: Path
 def test_config_of_an_old_run_directory_still_loads(tmp_path: Path) -> None:
     config = load_recipe(write(tmp_path, "config.yaml", yaml.safe_dump(OLD_NAMES)))
     assert (config.optim.adamw_lr, config.augment.no_mix_epochs) == (0.003, 2.0)
-    assert (config.run.max_skipped_steps, config.track.images) == (7, "never")
+    assert (config.run.max_skipped_steps, config.track.images, config.model.kernel) == (7, "never", "math")
     assert build_config(with_current_names(OLD_NAMES)) == config, "meta.json of an old checkpoint"
 
 
@@ -251,4 +252,16 @@ def test_contract_names_exist() -> None:
     ]
     assert set(names) <= set(flatten(Config()))
     sections = list(dict.fromkeys(key.split(".")[0] for key in flatten(Config())))
-    assert sections == ["model", "data", "augment", "optim", "schedule", "batch", "ema", "parallel", "run", "track"]
+    assert sections == [
+        "task",
+        "model",
+        "data",
+        "augment",
+        "optim",
+        "schedule",
+        "batch",
+        "ema",
+        "parallel",
+        "run",
+        "track",
+    ]

@@ -76,7 +76,7 @@ def test_recipe_can_be_planned_and_its_card_agrees(recipe: str, monkeypatch: pyt
     machine = find_machine(int(hardware[1]), hardware[2]) if hardware else find_machine(1, "T4")
     run = make_run_plan(load_recipe(recipe), recipe, machine)
     assert run.chosen.fits
-    assert run.timm.equal or "no counterpart" in run.timm.summary()
+    assert run.timm.equal or "no timm counterpart" in run.timm.summary()
     assert f"{run.plan.global_batch:,} images an update" in entries["Batch"]
     if hardware:
         number, unit = re.match(r"([\d.]+) (hours|minutes) by --dry-run", entries["Time"]).groups()

@@ -6,7 +6,7 @@ tree and raises `UserError` for invalid values. This module does not import torc
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, Strict
 from pydantic.dataclasses import dataclass
@@ -398,6 +398,7 @@ def with_current_names(tree: dict[str, Any]) -> dict[str, Any]:
     renamed: dict[str, Any] = {}
     for section, options in tree.items():
         if isinstance(options, dict):
-            options = {RENAMED.get(f"{section}.{name}", name).split(".")[-1]: value for name, value in options.items()}
+            current = {name: RENAMED.get(f"{section}.{name}", f"{section}.{name}") for name in options}
+            options = {current[name].removeprefix(f"{section}."): value for name, value in options.items()}
         renamed[section] = options
     return renamed
