@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from vit_scale.data.normalize import Normalize
 from vit_scale.data.progressive import Progressive
 from vit_scale.recipe import load_recipe
 from vit_scale.strategies.ema import Ema
-from vit_scale.strategies.shards import Replicated
+from vit_scale.strategies.replicated import PlainEngine
 from vit_scale.train import meter as meters
 from vit_scale.train.loop import Meter, update
 from vit_scale.train.optim.optimizer import build_optimizer
@@ -56,20 +55,13 @@ def test_update_on_a_gpu_never_asks_it_for_a_number(root: Path, monkeypatch: pyt
         to_fake_gpu(model)
         to_fake_gpu(normalize)
         optimizer = build_optimizer(model, config.optim)
-        shards = Replicated(model, optimizer, rank=0, world=1)
-        state = TrainState(model, model, optimizer, shards, Ema(shards, 0.9, warmup=True))
-        state.bad_steps, state.bad_in_a_row = (torch.zeros((), device="cuda") for _ in range(2))
-        accelerator = SimpleNamespace(
-            scaler=None,
-            distributed_type=SimpleNamespace(value="NO"),
-            process_index=0,
-            backward=backward,
-            accumulate=lambda model: contextlib.nullcontext(),
-        )
+        engine = PlainEngine(model, optimizer)
+        engine.backward = backward  # type: ignore[method-assign]
+        state = TrainState(engine, Ema(engine.shards, 0.9, warmup=True))
+        state.skipped_steps, state.consecutive_skipped_steps = (torch.zeros((), device="cuda") for _ in range(2))
         run = SimpleNamespace(
             state=state,
             config=config,
-            accelerator=accelerator,
             device=torch.device("cuda"),
             normalize=normalize,
             mixing=mixing,

@@ -1,19 +1,13 @@
-"""What the device can do: its precision, its memory and its peak, for MFU and for planning."""
+"""What the device can do: its memory and its peak, for MFU and for planning."""
 
 from __future__ import annotations
 
-import functools
-import os
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from vit_scale.cost.activations import Precision
-from vit_scale.errors import UserError
 from vit_scale.kernels.onednn import linear
 
 
@@ -85,40 +79,3 @@ def _measured_matmul_flops(size: int = 1024, repeats: int = 3) -> float:
         product(a, b)
         best = min(best, time.perf_counter() - start)
     return 2.0 * size**3 / best
-
-
-# Below this a second thread gains little on an idle CPU, and on a busy one each of the many short parallel regions
-# waits for whichever thread was put aside: measured 7 times slower on two cores with other work on them.
-FLOPS_WORTH_THREADS = 5e9
-
-
-def limit_threads(flops: float) -> None:
-    """Compute on one thread where a forward and backward pass is only `flops` small, unless the user has chosen."""
-    if flops < FLOPS_WORTH_THREADS and not torch.cuda.is_available() and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
-
-
-def resolve_precision(asked: Precision | Literal["auto"], device: torch.device) -> Precision:
-    """`fp32`, `bf16` or `fp16`; raises `UserError` for one that this device cannot do."""
-    if asked == "auto":
-        if device.type != "cuda":
-            return "fp32"
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    if device.type == "cpu" and asked == "fp16":
-        raise UserError("parallel.precision = 'fp16': a CPU trains in fp32 (or bf16); use parallel.precision=auto")
-    if device.type == "cpu" and asked == "bf16" and not _cpu_runs_bf16():
-        raise UserError(
-            "parallel.precision = 'bf16': this CPU ends a process that multiplies in bf16 (illegal instruction).\n"
-            "Use parallel.precision=fp32, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment and try again."
-        )
-    if device.type == "cuda" and asked == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise UserError(f"parallel.precision = 'bf16': {torch.cuda.get_device_name(device)} has none; use fp16 or auto")
-    return asked
-
-
-@functools.cache
-def _cpu_runs_bf16() -> bool:
-    """Some CPUs advertise AMX and then die of it, so the product is tried in a process that may die."""
-    code = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); print((a @ a).sum().item())"
-    tried = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, check=False)
-    return tried.returncode == 0

@@ -10,12 +10,12 @@ from typing import Literal
 import torch
 
 from vit_scale.cost.activations import Precision
-from vit_scale.cost.hardware import resolve_precision
 from vit_scale.data.loading.loaders import EvalLoader, choose_workers
 from vit_scale.errors import UserError
 from vit_scale.inference.eval_data import EvalData
 from vit_scale.inference.loaded_run import LoadedRun
 from vit_scale.schedule import DEFAULT_MICRO_BATCH
+from vit_scale.strategies.precision import resolve_precision
 from vit_scale.strategies.processes import Processes
 from vit_scale.tasks.classify.evaluator import Evaluation, score
 

@@ -8,19 +8,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
-from torch import nn
 
-from vit_scale.checkpoints import reader as resume
-from vit_scale.checkpoints import run_dir as run_folder
-from vit_scale.checkpoints import run_lock as folder_lock
+from vit_scale.checkpoints.find import read_meta
+from vit_scale.checkpoints.reader import Checkpoint
 from vit_scale.checkpoints.writer import CheckpointFolder
 from vit_scale.config import Config
 from vit_scale.cost.activations import Precision
 from vit_scale.cost.background_check import CheckAside
-from vit_scale.cost.hardware import Peak, limit_threads, peak, resolve_precision
+from vit_scale.cost.hardware import Peak, peak
 from vit_scale.data.augment.rand_augment import parse_spec
 from vit_scale.data.loading.loaders import Batch, EvalLoader, TrainLoader, choose_workers
 from vit_scale.data.mixing import Mixing
@@ -31,6 +29,7 @@ from vit_scale.data.sources.cache import with_cache
 from vit_scale.data.sources.streams import StreamSource
 from vit_scale.data.sources.table_source import Data, open_data
 from vit_scale.errors import UserError
+from vit_scale.kernels.cpu import limit_threads
 from vit_scale.launcher import world_size
 from vit_scale.models import create_from_config
 from vit_scale.models.attention import check_attention_backend
@@ -42,28 +41,19 @@ from vit_scale.record.record import Record
 from vit_scale.record.terminal import Screen
 from vit_scale.record.trackers import check_trackers
 from vit_scale.schedule import LearningRate, Plan, learning_rate, make_plan
-from vit_scale.strategies.ema import Ema
-from vit_scale.strategies.loss_scale import find_loss_scale
-from vit_scale.strategies.shards import make_shards
-from vit_scale.strategies.strategy import (
-    launcher_note,
-    make_accelerator,
-    on_main,
-    resolve_strategy,
-    set_micro_batch,
-)
-from vit_scale.strategies.zero_settings import check_engine
+from vit_scale.strategies.precision import resolve_precision
+from vit_scale.strategies.processes import call_on_main
+from vit_scale.strategies.strategy import Engine, make_strategy, override_warning, resolve_strategy
+from vit_scale.train.build_state import build_state
 from vit_scale.train.micro_batch import (
     choose_micro_batch,
     smallest_of_all,
     surely_fits_in_host_memory,
     trial_on_device,
 )
-from vit_scale.train.optim.optimizer import build_optimizer, check_optimizer
+from vit_scale.train.open_run import open_run, write_config
+from vit_scale.train.optim.optimizer import check_optimizer
 from vit_scale.train.state import TrainState
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 WHITENED_IMAGES = 1000
 """Images that the whitening of patches is made from."""
@@ -77,7 +67,6 @@ class Run:
     plan: Plan
     folder: Path
     data: Data
-    accelerator: Accelerator
     state: TrainState
     lr: LearningRate
     normalize: Normalize
@@ -99,11 +88,11 @@ class Run:
 
     @property
     def device(self) -> torch.device:
-        return self.accelerator.device
+        return self.state.engine.device
 
     def inputs(self, images: torch.Tensor) -> torch.Tensor:
         """uint8 images as the model wants them: on the device, normalised, in its precision."""
-        return self.normalize(images.to(self.device, non_blocking=True)).to(self.state.input_dtype)
+        return self.normalize(images.to(self.device, non_blocking=True)).to(self.state.engine.input_dtype)
 
     def flops_of(self, step: int) -> float:
         """FLOPs that the update of a step spends in all processes."""
@@ -136,29 +125,32 @@ def build_run(config: Config, recipe: str, check: CheckAside | None = None) -> R
     precision = _check_options(config, strategy, torch.device(device_type))
     data = open_data(config.data, seed=config.run.seed)
     plan = make_plan(config, train_images=_train_images(config, data), processes=world_size(), device=device_type)
+    settings_note = override_warning(config, plan, strategy, precision)
+    made = make_strategy(config, plan, strategy, precision)
     model, weights_note = _build_model(config, data)
     progressive = make_progressive(config.augment.progressive, plan.steps, model)
     if config.model.init == "whitened" and config.model.weights is None:
         _whiten(model, config, data, progressive)
-    settings_note = launcher_note(config, plan, strategy, precision)
-    accelerator = make_accelerator(config, plan, strategy, precision, params=sum(p.numel() for p in model.parameters()))
-    folder, found, notes = on_main(lambda: _open_folder(config, recipe, plan))
-    plan, batch_note = _settle_micro_batch(config, plan, model, accelerator, precision, found)
-    session = on_main(lambda: secrets.token_hex(4))
-    state = _build_state(config, model, accelerator, strategy)
-    if strategy.startswith("zero"):
-        check_engine(state.wrapped, config, plan)
+    folder, found, notes = call_on_main(lambda: open_run(config, recipe, plan))
+    recorded = read_meta(found)["plan"] if found else {}
+    if config.batch.micro == "auto" and recorded.get("processes") == plan.processes:
+        plan = plan.with_micro_batch(recorded["micro_batch"])
+    session = call_on_main(lambda: secrets.token_hex(4))
+    state = build_state(model, made, config, plan)
+    batch_note = None
+    if config.batch.micro != "auto" or recorded.get("processes") != plan.processes:
+        plan, batch_note = _settle_micro_batch(config, plan, state.engine, precision)
     if found:
-        resume.restore(state, found)
-    screen = Screen(enabled=accelerator.is_main_process, steps=plan.steps)
+        state.restore(Checkpoint(found))
+    screen = Screen(enabled=made.rank == 0, steps=plan.steps)
     description = describe(config, plan, data, model, strategy, precision, folder)
     limit_threads(description.train_flops_per_image * plan.micro_batch)
     for note in filter(None, [strategy_note, settings_note, weights_note, batch_note, *notes]):
         screen.say(note)
-    device_peak = peak(accelerator.device)
+    device_peak = peak(made.device)
     screen.table(f"Training {recipe}", description.rows | {"MFU": device_peak.in_words()})
     mean, std = resolve_normalization(config.data, config.model.name, model.in_chans)
-    train_loader, eval_loader = _build_loaders(config, plan, data, state, accelerator, mean, std)
+    train_loader, eval_loader = _build_loaders(config, plan, data, state, mean, std)
     # Now: after the peak was measured, before trackers have threads, and the first batches are made while those begin.
     train_loader.start()
     return Run(
@@ -166,10 +158,9 @@ def build_run(config: Config, recipe: str, check: CheckAside | None = None) -> R
         plan=plan,
         folder=folder,
         data=data,
-        accelerator=accelerator,
         state=state,
         lr=learning_rate(config, plan),
-        normalize=Normalize(mean, std, reuse=True).to(accelerator.device),
+        normalize=Normalize(mean, std, reuse=True).to(made.device),
         normalization=(mean, std),
         mixing=_build_mixing(config, plan, model),
         progressive=progressive,
@@ -178,16 +169,16 @@ def build_run(config: Config, recipe: str, check: CheckAside | None = None) -> R
         checkpoints=CheckpointFolder(
             folder,
             keep=config.run.keep,
-            rank=accelerator.process_index,
-            world=accelerator.num_processes,
+            rank=made.rank,
+            world=made.world,
             session=session,
             step=state.step,
-            seconds_to_wait=config.parallel.timeout_seconds,
+            timeout_seconds=config.parallel.timeout_seconds,
         ),
         screen=screen,
         record=(
             _open_record(config, folder, state.step, description.numbers | device_peak.numbers(), screen)
-            if accelerator.is_main_process
+            if made.rank == 0
             else None
         ),
         check=check,
@@ -240,83 +231,21 @@ def _whiten(model: ImageModel, config: Config, data: Data, progressive: Progress
     whiten_patches(model, progressive(normalize(images), step=0))
 
 
-def _open_folder(config: Config, recipe: str, plan: Plan) -> tuple[Path, Path | None, list[str]]:
-    """The folder, the checkpoint to go on from, and lines for the user. Nothing of a run already there is lost."""
-    folder = run_folder.choose_folder(config, recipe)
-    if run_folder.has_run(folder):
-        folder_lock.hold(folder)
-    if not run_folder.has_run(folder):
-        found, notes = resume.find_checkpoint(config.run.resume, folder)
-    elif config.run.resume == "never":
-        return folder, None, [f"The run that was in {folder} is now in {run_folder.set_aside(folder)}."]
-    else:
-        run_folder.refuse_other_options(folder, config)
-        found, notes = resume.find_checkpoint(config.run.resume, folder)
-    if found:
-        step = resume.read_meta(found)["step"]
-        if step >= plan.steps and (run_folder.is_finished(folder) or not run_folder.has_run(folder)):
-            raise RunFinished(
-                f"The run in {folder} is finished: {step:,} of {plan.steps:,} steps are done.\n"
-                "A larger schedule goes on from there; run.resume=never starts it anew."
-            )
-        notes.append(f"Going on from {found}, after step {step:,} of {plan.steps:,}.")
-    return folder, found, notes
-
-
-class RunFinished(Exception):
-    """There is nothing left to do in the folder that was asked for; not an error."""
-
-
-def _settle_micro_batch(
-    config: Config, plan: Plan, model: ImageModel, accelerator: Accelerator, precision: Precision, found: Path | None
-) -> tuple[Plan, str | None]:
-    """The plan with the micro batch that is used, recorded or tried, and a line where it is not what was asked for.
+def _settle_micro_batch(config: Config, plan: Plan, engine: Engine, precision: Precision) -> tuple[Plan, str | None]:
+    """The plan with the micro batch that is used, and a line where it is not what was asked for.
 
     On a CPU one size is about as fast as another, so `auto` keeps the plan's and nothing is tried while it surely fits.
     """
-    device, note = accelerator.device, None
-    recorded = resume.read_meta(found)["plan"] if found else {}
-    if config.batch.micro == "auto" and recorded.get("processes") == plan.processes:
-        plan = plan.with_micro_batch(recorded["micro_batch"])
-    elif device.type == "cuda" or not surely_fits_in_host_memory(config, model, plan.micro_batch, precision):
+    device, note = engine.device, None
+    model = cast(ImageModel, engine.model)
+    if device.type == "cuda" or not surely_fits_in_host_memory(config, model, plan.micro_batch, precision):
         even = bool(config.augment.mixup or config.augment.cutmix)
         asked = plan.micro_batch if device.type == "cpu" else config.batch.micro
-        trial = trial_on_device(model.to(device), device, precision)
+        trial = trial_on_device(model, device, precision)
         micro, note = choose_micro_batch(asked, plan.global_batch // plan.processes, trial, even=even)
         plan = plan.with_micro_batch(smallest_of_all(micro, device))
-    set_micro_batch(accelerator, plan)
+        engine.set_micro_batch(plan)
     return plan, note
-
-
-def _build_state(config: Config, model: ImageModel, accelerator: Accelerator, strategy: str) -> TrainState:
-    optimizer = build_optimizer(model.to(accelerator.device), config.optim)
-    if config.parallel.compile:
-        model.compile_blocks()
-    model.set_activation_checkpointing(config.parallel.activation_checkpointing)
-    wrapped, optimizer = wrap(model, optimizer, accelerator)
-    shards = make_shards(model, wrapped, optimizer, strategy)
-    ema = Ema(shards, config.ema.decay, config.ema.warmup) if config.ema.decay else None
-    zeros = [torch.zeros((), device=accelerator.device) for _ in range(2)]
-    dtype = next(model.parameters()).dtype
-    scale = find_loss_scale(accelerator.scaler, getattr(wrapped, "optimizer", None))
-    return TrainState(
-        model, wrapped, optimizer, shards, ema, dtype, bad_steps=zeros[0], bad_in_a_row=zeros[1], loss_scale=scale
-    )
-
-
-def wrap(
-    model: nn.Module, optimizer: torch.optim.Optimizer, accelerator: Accelerator
-) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """What to call in the forward pass, and the optimiser whose groups have the learning rate.
-
-    Outside DeepSpeed the optimiser stays bare: accelerate's wrapper would hide the attributes of fused kernels. So does
-    the model of a single process in fp32: there is nothing to wrap, but accelerate would import DTensor to see (0.7 s).
-    """
-    if accelerator.distributed_type.value == "DEEPSPEED":
-        return accelerator.prepare(model, optimizer)
-    if accelerator.distributed_type.value == "NO" and accelerator.mixed_precision == "no":
-        return model, optimizer
-    return accelerator.prepare(model), optimizer
 
 
 def _build_mixing(config: Config, plan: Plan, model: ImageModel) -> Mixing:
@@ -332,15 +261,15 @@ def _build_mixing(config: Config, plan: Plan, model: ImageModel) -> Mixing:
 
 
 def _build_loaders(
-    config: Config, plan: Plan, data: Data, state: TrainState, accelerator: Accelerator, mean: Values, std: Values
+    config: Config, plan: Plan, data: Data, state: TrainState, mean: Values, std: Values
 ) -> tuple[TrainLoader, EvalLoader]:
-    model = state.model
+    model, engine = state.model, state.engine
     options = {
         "augment": config.augment,
         "img_size": model.img_size,
         "in_chans": model.in_chans,
-        "rank": accelerator.process_index,
-        "world": accelerator.num_processes,
+        "rank": engine.rank,
+        "world": engine.world,
         "workers": choose_workers(config.data, _processes_here(plan), data.train),
         "on_error": config.data.on_error,
     }
@@ -364,5 +293,5 @@ def _processes_here(plan: Plan) -> int:
 
 
 def _open_record(config: Config, folder: Path, step: int, facts: dict[str, Any], screen: Screen) -> Record:
-    run_folder.write_config(folder, config)
+    write_config(folder, config)
     return Record(folder, config, step=step, facts=facts, say=screen.say)

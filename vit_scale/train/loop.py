@@ -6,26 +6,26 @@ asked for numbers at logged steps only.
 
 from __future__ import annotations
 
-import hashlib
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from signal import Signals
+from typing import NamedTuple
 
 import torch
 
 from vit_scale.data.loading.loaders import Batch
 from vit_scale.errors import UserError
 from vit_scale.recipe import to_tree
-from vit_scale.strategies.guarded_step import apply_update
 from vit_scale.strategies.norms import weight_norm
+from vit_scale.strategies.processes import wait_for_all
 from vit_scale.tasks.classify.analysis import Inspection
 from vit_scale.tasks.classify.loss import classification_loss
 from vit_scale.tasks.evaluate import evaluate
 from vit_scale.train.build import Run
 from vit_scale.train.meter import Meter
-from vit_scale.train.optim.optimizer import set_learning_rate
 from vit_scale.train.show import show_batch, show_inspection
 from vit_scale.train.signals import EXIT_STATUS, Interrupt
+from vit_scale.train.update import update as take_step
 
 
 def train(run: Run) -> int:
@@ -75,22 +75,40 @@ def is_logged(run: Run, step: int) -> bool:
     return step == run.plan.steps or step % options.log_every == 0 or step % options.eval_every == 0
 
 
+class _Inputs(NamedTuple):
+    args: tuple[torch.Tensor, ...]
+    targets: torch.Tensor
+
+
+@dataclass
+class _Classification:
+    """The loss of a run, until tasks are objects."""
+
+    run: Run
+
+    def before_update(self, batches: list[Batch], step: int, forward: object) -> None:
+        pass
+
+    def inputs(self, batch: Batch, step: int) -> _Inputs:
+        images, targets = prepare(self.run, batch, step)
+        return _Inputs((images,), targets)
+
+    def loss(self, outputs: torch.Tensor, inputs: _Inputs) -> dict[str, torch.Tensor]:
+        return {"loss": classification_loss(self.run.config.optim.loss, outputs, inputs.targets)}
+
+
 def update(run: Run, batches: list[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
     """One update of the weights from the micro batches of this process; returns loss and gradient norm."""
-    state, config = run.state, run.config
-    seed_everything(config.run.seed, state.step, run.accelerator.process_index)
-    set_learning_rate(state.optimizer, run.lr.at(state.step))
-    loss_sum = torch.zeros((), device=run.device)
-    for batch in batches:
-        images, targets = prepare(run, batch, state.step)
-        with run.accelerator.accumulate(state.wrapped):
-            loss = classification_loss(config.optim.loss, state.wrapped(images), targets)
-            run.accelerator.backward(loss)
-        loss_sum += loss.detach()
-    norm = apply_update(state, run.accelerator, config.optim.clip_norm)
-    if state.ema is not None:
-        state.ema.update(state.step)
-    return loss_sum / len(batches), norm
+    config, step = run.config, run.state.step
+    parts, norm = take_step(
+        _Classification(run),
+        run.state,
+        batches,
+        lr=run.lr.at(step),
+        seed=config.run.seed,
+        clip_norm=config.optim.clip_norm,
+    )
+    return parts["loss"], norm
 
 
 def prepare(run: Run, batch: Batch, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,13 +117,7 @@ def prepare(run: Run, batch: Batch, step: int) -> tuple[torch.Tensor, torch.Tens
     labels = batch.labels.to(run.device, non_blocking=True)
     offset = int(batch.positions[0]) % run.plan.global_batch
     images, targets = run.mixing(images, labels, step=step, offset=offset)
-    return run.progressive(images, step).to(run.state.input_dtype), targets
-
-
-def seed_everything(seed: int, step: int, rank: int) -> None:
-    """Make the draws of dropout and stochastic depth a function of (seed, step, process)."""
-    digest = hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=7).digest()
-    torch.manual_seed(int.from_bytes(digest, "little"))
+    return run.progressive(images, step).to(run.state.engine.input_dtype), targets
 
 
 def log(run: Run, meter: Meter) -> None:
@@ -116,20 +128,23 @@ def log(run: Run, meter: Meter) -> None:
     run.screen.progress(run.state.step, metrics)
     if run.record is not None:
         run.record.log(run.state.step, metrics)
-    if int(run.state.bad_in_a_row.item()) >= run.config.run.max_bad_steps:
+    if int(run.state.consecutive_skipped_steps.item()) >= run.config.run.max_bad_steps:
         raise gone_bad(run, meter, metrics)
 
 
 def gone_bad(run: Run, meter: Meter, metrics: dict[str, float]) -> UserError:
     """What is known of a run whose updates are not finite any more; all processes must call it."""
-    last, bad = run.state.step, int(run.state.bad_in_a_row.item())
+    last, bad = run.state.step, int(run.state.consecutive_skipped_steps.item())
+    good = run.checkpoints.good
     finite = "none" if meter.finite_norm is None else f"{meter.finite_norm.item():.3g}"
     return UserError(
-        f"Loss or gradient was not finite in {bad} updates in a row, steps {last - bad + 1:,} to {last:,}: learning "
-        f"rate {metrics['train/lr']:.2e}, gradient norm {metrics['train/grad_norm']} (last finite one {finite}), "
-        f"weight norm {weight_norm(run.state.shards, run.device):.4g}.\n"
-        f"Weights are those before it began; last checkpoint from then: {run.checkpoints.good or 'none'}.\n"
-        "Go on from there by run.resume in another run.dir, with a lower optim.lr, more warm-up or precision=fp32."
+        f"Training diverged: non-finite loss or gradient for {bad} consecutive steps ({last - bad + 1:,}-{last:,}): "
+        f"learning rate {metrics['train/lr']:.2e}, gradient norm {metrics['train/grad_norm']} (last finite: {finite}), "
+        f"weight norm {weight_norm(run.state.engine.shards, run.device):.4g}.\n"
+        f"The weights are unchanged since before step {last - bad + 1:,}; "
+        f"last checkpoint from before it: {good or 'none'}.\n"
+        f"To recover, set run.resume={good or 'never'} with a new run.dir, and try a lower optim.lr, a longer warmup "
+        "or parallel.precision=fp32."
     )
 
 
@@ -147,13 +162,13 @@ def evaluate_now(run: Run, meter: Meter) -> bool:
             averaged = inspect(run, "ema")
         metrics = {f"val/{k}": v for k, v in raw.items()} | {f"val_ema/{k}": v for k, v in averaged.items()}
     best = max(metrics["val/top1"], metrics.get("val_ema/top1", 0.0))
-    improved = best > state.best_top1
+    improved = state.best is None or best > state.best
     if improved:
-        state.best_top1, state.best_step = best, state.step
+        state.best, state.best_step = best, state.step
     run.screen.evaluation(state.step, metrics)
     if run.record is not None:
         run.record.log(state.step, {"epoch": run.plan.epoch(state.step)} | metrics)
-        run.record.write_summary(**{"best/val/top1": state.best_top1, "best/step": state.best_step})
+        run.record.write_summary(**{"best/val/top1": state.best, "best/step": state.best_step})
     meter.restart()
     return improved
 
@@ -175,17 +190,17 @@ def save(run: Run) -> None:
     meta = {key: summary.get(key) for key in ("versions", "git_commit", "wandb_id", "class_names")}
     run.checkpoints.save(run.state, meta | {"config": to_tree(run.config), "plan": asdict(run.plan)})
     if problem := run.checkpoints.problem():
-        run.screen.say(f"{problem} Training goes on.")
+        run.screen.say(f"{problem} Training continues.")
 
 
 def stop_early(run: Run, signal: Signals) -> int:
     """End cleanly after a signal, with the way to go on."""
     run.close()
     # A launcher ends all processes once the first has left; the main one must have finished its checkpoint by then.
-    run.accelerator.wait_for_everyone()
-    run.screen.say(f"Stopped by {signal.name} after step {run.state.step:,}.")
-    run.screen.say(run.checkpoints.problem() or f"Saved in {run.folder}/checkpoints.")
-    run.screen.say("The same command goes on from there.")
+    wait_for_all()
+    run.screen.say(f"Received {signal.name}: stopped after step {run.state.step:,}.")
+    run.screen.say(run.checkpoints.problem() or f"Checkpoint saved to {run.folder}/checkpoints.")
+    run.screen.say("Rerun the same command to resume.")
     if run.record is not None and (sync := run.record.close()):
         run.screen.say(f"So far for W&B: {sync}")
     return EXIT_STATUS[signal]

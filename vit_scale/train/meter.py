@@ -52,7 +52,7 @@ class Meter:
 
     def watch_update(self) -> None:
         """Have the next update measured; called in steps that will be logged."""
-        self.watch = UpdateWatch(self.run.state.shards, self.run.device)
+        self.watch = UpdateWatch(self.run.state.engine.shards, self.run.device)
 
     def add(self, loss: torch.Tensor, norm: torch.Tensor) -> None:
         self.loss_sum = loss if self.loss_sum is None else self.loss_sum + loss
@@ -72,11 +72,11 @@ class Meter:
             "images": step * run.plan.global_batch,
             "train/loss": loss,
             "train/lr": run.lr.at(step - 1),
-            "train/weight_decay": max(group["weight_decay"] for group in run.state.optimizer.param_groups),
+            "train/weight_decay": max(group["weight_decay"] for group in run.state.engine.optimizer.param_groups),
             "train/grad_norm": self.norm.item(),
             "train/param_norm": param_norm,
             "train/update_norm": update_norm,
-            "train/bad_steps": run.state.bad_steps.item(),
+            "train/skipped_steps": run.state.skipped_steps.item(),
         }
         metrics |= self._speed() | memory(run.device)
         self.restart()
@@ -87,7 +87,7 @@ class Meter:
         assert self.loss_sum is not None
         world = dist.get_world_size() if dist.is_initialized() else 1
         loss = self.loss_sum.double() / (self.steps * world)
-        watch = self.watch or UpdateWatch(self.run.state.shards, self.run.device)
+        watch = self.watch or UpdateWatch(self.run.state.engine.shards, self.run.device)
         sums = torch.cat([loss.view(1), watch.squares()])
         self.watch = None
         if world > 1:

@@ -21,15 +21,16 @@ def run_recipe(config: Config, recipe: str) -> int:
     # Beside the import of torch. Where that is over, a fork would take its threads' locks along and save no time.
     check = CheckAside(config.model, aside="torch" not in sys.modules) if is_main_process() else None
     from vit_scale.checkpoints.run_lock import release
-    from vit_scale.strategies.processes import rejoin_after_restart
-    from vit_scale.strategies.rank_failure import LOST_STATUS, is_lost_process, tell_of_loss
-    from vit_scale.train.build import RunFinished, build_run
+    from vit_scale.strategies.processes import init_group_after_restart
+    from vit_scale.strategies.rank_failure import RANK_FAILURE_EXIT_CODE, is_rank_failure, report_rank_failure
+    from vit_scale.train.build import build_run
     from vit_scale.train.finish import finish
     from vit_scale.train.loop import train
+    from vit_scale.train.open_run import RunFinished
 
     run = None
     try:
-        rejoin_after_restart(config.parallel.timeout_seconds)
+        init_group_after_restart(config.parallel.timeout_seconds)
         run = build_run(config, recipe, check)
         gc.enable()
         if run.device.type == "cpu":
@@ -43,12 +44,12 @@ def run_recipe(config: Config, recipe: str) -> int:
             print(message)
         return 0
     except RuntimeError as error:
-        if not is_lost_process(error):
+        if not is_rank_failure(error):
             raise
         if run is not None:
             run.checkpoints.abandon()
-        tell_of_loss(error, run.folder if run else None, config.parallel.timeout_seconds)
-        return LOST_STATUS
+        report_rank_failure(error, run.folder if run else None, config.parallel.timeout_seconds)
+        return RANK_FAILURE_EXIT_CODE
     finally:
         gc.enable()
         if run is not None:
