@@ -28,7 +28,8 @@ from PIL import Image
 from side_by_side import Rounds, Row, compare, parser, quartiles, show
 
 from vit_scale.config import DataConfig
-from vit_scale.data.sources.table_source import Source, open_data
+from vit_scale.data.data import open_data
+from vit_scale.data.sources.table_source import Source
 
 SMALL = 64
 GOALS = {(OURS, False): 2.0, (CACHED, False): 6.0, (OURS, True): 3.0, (CACHED, True): 3.0}

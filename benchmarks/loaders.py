@@ -15,10 +15,13 @@ from timm_images import FOREVER, TimmImages
 from torch.utils.data import DataLoader, Dataset
 
 from vit_scale.config import AugmentConfig, DataConfig
-from vit_scale.data.loading.loaders import TrainLoader
-from vit_scale.data.normalize import NORMALIZATIONS, Normalize
+from vit_scale.data.augment.transforms import TrainTransform
+from vit_scale.data.loading.loaders import Loading, TrainLoader
+from vit_scale.data.normalize import NORMALIZATIONS, Normalize, buffer_for
+from vit_scale.data.sampling import TrainIndices
 from vit_scale.data.sources.cache import with_cache
 from vit_scale.data.sources.table_source import Source
+from vit_scale.data.targets import ClassTarget
 
 OURS, CACHED = "vit_scale", "vit_scale cached"
 TIMM, HUGGING_FACE = "timm", "with_transform + torchvision v2"
@@ -45,22 +48,20 @@ def our_batches(source: Any, size: int, args: argparse.Namespace) -> Iterator[to
     """As training gets them."""
     loader = TrainLoader(
         source,
-        augment=AUGMENT,
-        img_size=(size, size),
-        in_chans=3,
-        global_batch=args.batch,
-        micro_batch=args.batch,
-        rank=0,
-        world=1,
-        seed=0,
-        workers=args.workers,
-        end_step=FOREVER,
-        mean=MEAN,
-        std=STD,
-        held=1,
+        TrainTransform(AUGMENT, (size, size), MEAN, STD),
+        TrainIndices(global_batch=args.batch, micro_batch=args.batch, end_step=FOREVER, seed=0, images=len(source)),
+        ClassTarget(),
+        Loading(channels=3, workers=args.workers, reserved_batches=1),
     )
-    normalize = Normalize(MEAN, STD, reuse=True)
-    return (normalize(batch.images) for batch in loader)
+    return normalized(loader)
+
+
+def normalized(loader: TrainLoader) -> Iterator[torch.Tensor]:
+    """Yield normalized images; each batch overwrites the one before."""
+    normalize, buffer = Normalize(MEAN, STD), None
+    for batch in loader:
+        buffer = buffer_for(batch.images, buffer)
+        yield normalize(batch.images, out=buffer)
 
 
 def timm_batches(folder: str, size: int, args: argparse.Namespace) -> Iterator[torch.Tensor]:

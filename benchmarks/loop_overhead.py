@@ -21,11 +21,11 @@ from pathlib import Path
 import torch
 from side_by_side import compare, interleave, parser, seconds, show
 
-from vit_scale.data.loading.loaders import Batch
+from vit_scale.data.batch import Batch
 from vit_scale.recipe import build_config
 from vit_scale.tasks.classify.loss import classification_loss
 from vit_scale.train.build import Run, build_run
-from vit_scale.train.loop import log, prepare, update
+from vit_scale.train.loop import log, take_step
 from vit_scale.train.meter import Meter
 
 STEPS = 5
@@ -42,13 +42,12 @@ def main() -> None:
     # What the run says goes where it does not mix with the figures.
     with tempfile.TemporaryDirectory() as scratch, contextlib.redirect_stdout(sys.stderr):
         run = open_run(args, Path(scratch))
-        batches = next(run.updates())
+        batches = next(run.steps())
         work = {"ours": our_steps(run, batches), "bare": bare_steps(run, batches)}
         sides = {name: lambda steps=steps: seconds(steps, args.device) / STEPS for name, steps in work.items()}
         values = interleave(sides, args.rounds)
         run.close()
-        if run.record is not None:
-            run.record.close()
+        run.record.close()
     case = f"{args.model}, batch {args.batch}: a step of the loop over a bare one"
     show([compare(case, values, "ours", "bare", "s", goal=GOAL, better="lower", limit=LIMIT)], args)
 
@@ -65,8 +64,7 @@ def open_run(args: argparse.Namespace, scratch: Path) -> Run:
         "track": {"wandb": "offline"},
     }
     run = build_run(build_config(recipe), "benchmark")
-    if run.record is not None:
-        run.record.wait_for_trackers()
+    run.record.wait_for_trackers()
     return run
 
 
@@ -78,10 +76,9 @@ def our_steps(run: Run, batches: list[Batch]) -> Callable[[], None]:
         for i in range(STEPS):
             if i == STEPS - 1:
                 meter.watch_update()
-            loss, norm = update(run, batches)
-            run.state.step += 1
-            meter.add(loss, norm)
-            run.screen.advance(run.state.step)
+            parts, norm = take_step(run, batches)
+            meter.add(parts, norm)
+            run.record.terminal.advance(run.state.step)
         log(run, meter)
 
     return steps
@@ -89,8 +86,8 @@ def our_steps(run: Run, batches: list[Batch]) -> Callable[[], None]:
 
 def bare_steps(run: Run, batches: list[Batch]) -> Callable[[], None]:
     """The same model and batch, and nothing else."""
-    images, targets = prepare(run, batches[0], step=0)
-    images, model = images.clone(), copy.deepcopy(run.state.model)
+    inputs = run.task.inputs(batches[0], step=0)
+    images, targets, model = inputs.args[0].clone(), inputs.rest["target"], copy.deepcopy(run.state.model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def steps() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from vit_scale.config import DataConfig
+from vit_scale.data.data import open_data
 from vit_scale.data.sources.columns import find_image_column, find_label_column
-from vit_scale.data.sources.table_source import Source, open_data
+from vit_scale.data.sources.table_source import Source
 
 FOREVER = 1_000_000
 

@@ -21,10 +21,10 @@ ORDER = [
     ["train"],
     ["report", "inference"],
     ["plan", "export", "sweep", "page"],
-    ["commands"],
+    ["commands", "api"],
     ["__init__", "__main__"],
 ]
-LONG = {"vit_scale/train/build.py build_run"}
+LONG: set[str] = set()
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 

@@ -2,6 +2,7 @@
 
 import vit_scale
 model = vit_scale.create_model("vit_base_patch16_224", num_classes=10, drop_path=0.2)
+run = vit_scale.train("recipes/digits.yaml", {"optim.lr": 2e-3})
 run = vit_scale.load_run("runs/digits")  # run.model, run.transform, run.class_names
 """
 
@@ -11,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vit_scale.api import train
     from vit_scale.config import Config
     from vit_scale.errors import UserError
     from vit_scale.inference.loaded_run import LoadedRun, load_run
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from vit_scale.recipe import load_recipe
 
 __version__ = "0.1.0"
-__all__ = ["Config", "LoadedRun", "UserError", "create_model", "load_recipe", "load_run", "load_weights"]
+__all__ = ["Config", "LoadedRun", "UserError", "create_model", "load_recipe", "load_run", "load_weights", "train"]
 
 # Imported when first asked for, so that `--help` does not wait for torch.
 _HOME = {
@@ -30,6 +32,7 @@ _HOME = {
     "load_recipe": "vit_scale.recipe",
     "load_run": "vit_scale.inference.loaded_run",
     "load_weights": "vit_scale.models.weights.load",
+    "train": "vit_scale.api",
 }
 
 

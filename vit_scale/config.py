@@ -6,7 +6,7 @@ into this tree and turns what does not fit into a `UserError`. Nothing here impo
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, Strict
 from pydantic.dataclasses import dataclass
@@ -33,6 +33,14 @@ Strategy = Literal["ddp", "zero1", "zero2", "zero3"]
 
 
 @dataclass(config=_TREE, frozen=True, kw_only=True)
+class TaskConfig:
+    """What is learned."""
+
+    name: Literal["classify"] = "classify"
+    """`classify`: one label per image."""
+
+
+@dataclass(config=_TREE, frozen=True, kw_only=True)
 class ModelConfig:
     """What is trained. Every field but `name` changes the variant that `name` picks; null keeps the variant's own."""
 
@@ -40,8 +48,8 @@ class ModelConfig:
     """A variant of vit_scale/models/variants.py, or `timm/<any timm model>`."""
     weights: str | None = None
     """Start from these weights: a safetensors file, a run's folder, or `timm/<name>` from the hub."""
-    num_classes: Count | None = None
-    """Classes of the head; null: as many as the data has."""
+    num_classes: CountOrZero | None = None
+    """Classes of the head; null: as many as the data has; 0: no head, the model returns pooled features."""
     in_chans: Count | None = None
     """Channels of an image; null: as many as the data has."""
     img_size: Count | tuple[Count, Count] | None = None
@@ -88,9 +96,9 @@ class ModelConfig:
     """Bias of the query, key and value projection."""
     bias: Bool | None = None
     """Bias of all other linear layers of a block."""
-    attention: Literal["auto", "flash", "efficient", "cudnn", "math", "explicit"] = "auto"
-    """Kernel of scaled_dot_product_attention; `auto`: the fastest, on a CPU one of our own where it was built;
-    `explicit` computes the attention matrix step by step."""
+    kernel: Literal["auto", "flash", "efficient", "cudnn", "math", "explicit"] = "auto"
+    """Attention kernel of scaled_dot_product_attention; `auto`: the fastest, on a CPU a custom one if it was built;
+    `explicit`: plain torch operations in the whole model, which can be differentiated twice."""
     init: Literal["trunc_normal", "timm", "jax", "kaiming_patch", "whitened"] = "trunc_normal"
     """Initialisation: truncated normal 0.02, timm's, JAX's (xavier), Kaiming for the patch convolution, or, in
     training, a patch convolution that whitens the patches of the training images."""
@@ -350,6 +358,8 @@ def _section(section: type) -> object:
 class Config:
     """All options of a run."""
 
+    task: TaskConfig = _section(TaskConfig)  # type: ignore[assignment]
+    """What is learned."""
     model: ModelConfig = _section(ModelConfig)  # type: ignore[assignment]
     """What is trained."""
     data: DataConfig = _section(DataConfig)  # type: ignore[assignment]
@@ -370,3 +380,20 @@ class Config:
     """Where the run lives."""
     track: TrackConfig = _section(TrackConfig)  # type: ignore[assignment]
     """Who is told."""
+
+
+RENAMED = {"model.attention": "model.kernel"}
+"""Options of earlier versions and their names today. Run directories still contain them, recipes may not."""
+
+
+def with_current_names(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a run (section -> option -> value) under the names that they have today."""
+    for old, new in RENAMED.items():
+        section, name = old.split(".")
+        new_section, new_name = new.split(".")
+        options = tree.get(section)
+        if isinstance(options, dict) and name in options:
+            others = {key: value for key, value in options.items() if key != name}
+            tree = tree | {section: others}
+            tree = tree | {new_section: {new_name: options[name]} | tree.get(new_section, {})}
+    return tree

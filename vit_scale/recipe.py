@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from vit_scale.config import Config
+from vit_scale.config import RENAMED, Config, with_current_names
 from vit_scale.errors import UserError, nearest
 from vit_scale.models.variants import check_model_name
 from vit_scale.schedule import nearest_divisors
@@ -56,6 +56,8 @@ def _read_with_base(path: Path, seen: tuple[Path, ...]) -> Tree:
         chain = " -> ".join(p.name for p in (*seen, resolved))
         raise UserError(f"{path}: `base:` leads back to the recipe itself: {chain}")
     tree = _read_yaml(path)
+    if path.name == "config.yaml":  # Written by a run, possibly of an earlier version.
+        tree = with_current_names(tree)
     base = tree.pop("base", None)
     if base is None:
         return tree
@@ -177,6 +179,8 @@ def _fields(section: str) -> Iterator[tuple[str, Any]]:
 
 
 def _unknown(key: str, value: Any) -> str:
+    if key in RENAMED:
+        return f"{key} = {value}: this option is now called {RENAMED[key]}"
     options = list(all_options())
     leaf = key.rsplit(".", 1)[-1]
     same_name = [option for option in options if option.rsplit(".", 1)[-1] == leaf]

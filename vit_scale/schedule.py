@@ -38,11 +38,6 @@ class Plan:
         accumulation = self.global_batch // self.processes // micro_batch
         return replace(self, micro_batch=micro_batch, accumulation=accumulation)
 
-    def batch_in_words(self) -> str:
-        processes = f"{self.processes} process{'es' if self.processes > 1 else ''}"
-        passes = f"{self.accumulation} forward pass{'es' if self.accumulation > 1 else ''}"
-        return f"{self.global_batch:,} images an update = {processes} x {passes} x {self.micro_batch} images"
-
 
 def make_plan(config: Config, *, train_images: int, processes: int, device: str) -> Plan:
     """Derive the plan; raises `UserError` where the batch does not divide."""

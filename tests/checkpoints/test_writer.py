@@ -52,10 +52,10 @@ def train(folder: Path, *options: str, stop_after: int | None = None) -> int:
 
     update = loop.update
 
-    def interrupted(run, batches):  # type: ignore[no-untyped-def]
-        if run.state.step + 1 == stop_after:
+    def interrupted(task, state, batches, **options):  # type: ignore[no-untyped-def]
+        if state.step + 1 == stop_after:
             os.kill(os.getpid(), signal.SIGUSR1)
-        return update(run, batches)
+        return update(task, state, batches, **options)
 
     loop.update = interrupted
     try:

@@ -1,4 +1,4 @@
-"""Photographs and small datasets for the tests of the data pipeline."""
+"""Photographs, small datasets and loaders for the tests of the data pipeline."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ import pytest
 from PIL import Image
 
 from vit_scale.config import AugmentConfig, DataConfig
-from vit_scale.data.loading.loaders import TrainLoader
-from vit_scale.data.sources.table_source import Data, open_data
+from vit_scale.data.augment.transforms import EvalTransform, TrainTransform
+from vit_scale.data.data import Data, open_data
+from vit_scale.data.loading.loaders import EvalLoader, Loading, TrainLoader
+from vit_scale.data.sampling import EvalIndices, TrainIndices
+from vit_scale.data.sources.streams import count_images
+from vit_scale.data.targets import ClassTarget, Target
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Arrow files that `datasets` makes of the tests' images do not go into the user's cache; and no idle waiting."""
+    """Keep the Arrow files of the tests out of the user's cache, and avoid idle waiting."""
     import datasets
 
     datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0  # Five seconds at the end of each pass over a stream.
@@ -28,7 +32,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 def photographs() -> list[np.ndarray]:
-    """Photographs of 224x224 with all kinds of structure, cut from the two that scikit-learn ships."""
+    """Photographs of 224x224 with all kinds of structure, cropped from the two in scikit-learn."""
     from sklearn.datasets import load_sample_images
 
     return [
@@ -40,7 +44,7 @@ def photographs() -> list[np.ndarray]:
 
 @pytest.fixture(scope="session")
 def encode() -> Callable[..., bytes]:
-    """The bytes of an array or Pillow image as a file."""
+    """Encode an array or Pillow image as a file."""
 
     def to_bytes(image: np.ndarray | Image.Image, kind: str = "jpeg", **options: Any) -> bytes:
         image = image if isinstance(image, Image.Image) else Image.fromarray(image)
@@ -76,21 +80,54 @@ def digits() -> Data:
 
 @pytest.fixture
 def train_loader() -> Callable[..., TrainLoader]:
-    """A TrainLoader with small defaults."""
+    """Build a TrainLoader with small defaults."""
 
-    def build(source: Any, **changes: Any) -> TrainLoader:
-        options: dict[str, Any] = {
-            "augment": AugmentConfig(),
-            "img_size": (8, 8),
-            "in_chans": 1,
-            "global_batch": 16,
-            "micro_batch": 16,
-            "rank": 0,
-            "world": 1,
-            "seed": 3,
-            "workers": 0,
-            "end_step": 4,
-        }
-        return TrainLoader(source, **options | changes)
+    def build(
+        source: Any,
+        *,
+        augment: AugmentConfig | None = None,
+        img_size: tuple[int, int] = (8, 8),
+        in_chans: int = 1,
+        target: Target | None = None,
+        on_error: str = "raise",
+        workers: int = 0,
+        reserved_batches: int | None = None,
+        **indices: int,
+    ) -> TrainLoader:
+        augment = augment or AugmentConfig()
+        defaults = {"global_batch": 16, "micro_batch": 16, "seed": 3, "end_step": 4, "repeats": augment.repeats}
+        return TrainLoader(
+            source,
+            TrainTransform(augment, img_size, (0.5,) * in_chans, (0.25,) * in_chans),
+            TrainIndices(images=count_images(source), **defaults | indices),
+            target or ClassTarget(),
+            Loading(in_chans, on_error, workers, reserved_batches),
+        )
+
+    return build
+
+
+@pytest.fixture
+def eval_loader() -> Callable[..., EvalLoader]:
+    """Build an EvalLoader with small defaults."""
+
+    def build(
+        source: Any,
+        *,
+        augment: AugmentConfig | None = None,
+        img_size: tuple[int, int] = (8, 8),
+        in_chans: int = 1,
+        target: Target | None = None,
+        on_error: str = "raise",
+        workers: int = 0,
+        **indices: int,
+    ) -> EvalLoader:
+        return EvalLoader(
+            source,
+            EvalTransform(augment or AugmentConfig(), img_size),
+            EvalIndices(images=count_images(source), **{"batch": 32} | indices),
+            target or ClassTarget(),
+            Loading(in_chans, on_error, workers),
+        )
 
     return build

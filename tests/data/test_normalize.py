@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vit_scale.config import DataConfig
-from vit_scale.data.normalize import Normalize, resolve_normalization
+from vit_scale.data.normalize import Normalize, buffer_for, resolve_normalization
 from vit_scale.errors import UserError
 
 
@@ -19,14 +19,19 @@ def test_against_torchvision() -> None:
     torch.testing.assert_close(Normalize(mean, std)(images), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_memory_is_reused_only_where_asked_for() -> None:
+def test_memory_is_reused_only_on_request() -> None:
     images = torch.randint(0, 256, (2, 1, 4, 4), dtype=torch.uint8)
-    fresh, reusing = Normalize((0.5,), (0.5,)), Normalize((0.5,), (0.5,), reuse=True)
-    assert fresh(images).data_ptr() != (kept := fresh(images)).data_ptr()
-    first = reusing(images)
-    torch.testing.assert_close(first, kept)
-    assert reusing(images + 1).data_ptr() == first.data_ptr()
-    assert reusing(images[:1]).shape == (1, 1, 4, 4)
+    normalize = Normalize((0.5,), (0.5,))
+    expected = normalize(images)
+    assert normalize(images).data_ptr() != expected.data_ptr()
+    buffer = buffer_for(images, None)
+    assert buffer is not None
+    assert normalize(images, out=buffer) is buffer
+    assert torch.equal(buffer, expected)
+    assert buffer_for(images + 1, buffer) is buffer
+    smaller = buffer_for(images[:1], buffer)
+    assert smaller is not None
+    assert smaller.shape == (1, 1, 4, 4)
 
 
 @pytest.mark.parametrize("model", ["vit_small_patch16_224", "timm/vit_base_patch16_224", "timm/resnet50"])

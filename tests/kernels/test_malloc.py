@@ -11,9 +11,9 @@ import pytest
 FAULTS = """
 import resource, sys
 import numpy as np
-from vit_scale.kernels.malloc import keep_freed_memory
+from vit_scale.kernels.malloc import retain_freed_memory
 
-size, of_any_size = int(sys.argv[1]), sys.argv[2] == "True"
+size, include_large = int(sys.argv[1]), sys.argv[2] == "True"
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -22,17 +22,17 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 before = faults()
-assert keep_freed_memory(of_any_size=not of_any_size)
-assert keep_freed_memory(of_any_size=of_any_size)  # The last word counts.
+assert retain_freed_memory(include_large=not include_large)
+assert retain_freed_memory(include_large=include_large)  # The last word counts.
 faults()
 print(before, faults())
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
-@pytest.mark.parametrize(("size", "of_any_size"), [(300_000, False), (300_000, True), (40_000_000, True)])
-def test_arrays_take_the_pages_of_those_before(size: int, of_any_size: bool) -> None:
-    command = [sys.executable, "-c", FAULTS, str(size), str(of_any_size)]
+@pytest.mark.parametrize(("size", "include_large"), [(300_000, False), (300_000, True), (40_000_000, True)])
+def test_arrays_take_the_pages_of_those_before(size: int, include_large: bool) -> None:
+    command = [sys.executable, "-c", FAULTS, str(size), str(include_large)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     before, after = map(int, done.stdout.split())
     assert after < 100
@@ -52,9 +52,9 @@ def test_other_threads_still_get_blocks_larger_than_their_share_of_the_heap() ->
     code = """
 import threading
 import numpy as np
-from vit_scale.kernels.malloc import keep_freed_memory
+from vit_scale.kernels.malloc import retain_freed_memory
 
-assert keep_freed_memory(of_any_size=True)
+assert retain_freed_memory(include_large=True)
 sums = []
 threads = [threading.Thread(target=lambda: sums.append(int(np.ones(200_000_000, np.uint8).sum()))) for _ in range(3)]
 [thread.start() for thread in threads]

@@ -146,7 +146,7 @@ def test_sincos_is_fixed_and_distinct_for_every_patch() -> None:
 def test_patch_dropout_keeps_the_places_of_the_patches_it_leaves(pos_embed: str) -> None:
     """Dropping patches and then attending is attending with the others masked out."""
     torch.manual_seed(0)
-    model = create_model("vit_mu", pos_embed=pos_embed, depth=1, attention="explicit").eval()
+    model = create_model("vit_mu", pos_embed=pos_embed, depth=1, kernel="explicit").eval()
     torch.nn.init.normal_(model.blocks[0].attn.qkv.weight, std=0.5)
     tokens = model._embed(images(model, 2))[0]
     keep = torch.stack([torch.tensor([0, 3, 9, 12]), torch.tensor([0, 16, 1, 5])])

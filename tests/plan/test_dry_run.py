@@ -31,7 +31,7 @@ def test_plan_is_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
         "304,375,784 parameters, 61.55 GMACs",
         "equal to timm's VisionTransformer",
         "1,281,167 training images",
-        "4,096 images an update = 64 processes x 1 forward pass x 64 images",
+        "4,096 (64 processes x 1 accumulation step x 64 images)",
         "62,557 updates = 200 epochs, 6,256 updates of warm-up",
         "1.60e-03 at the peak",
         "> ZeRO-2  12.4 GiB",

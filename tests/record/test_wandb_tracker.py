@@ -1,4 +1,4 @@
-"""The real W&B client: offline, and online against a server on loopback that is well, broken, silent or hostile."""
+"""The real W&B client: offline, and online against a loopback server that works, fails, hangs or rejects the key."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ import pytest
 from PIL import Image
 
 from vit_scale.recipe import build_config
-from vit_scale.record import wandb_tracker as wandb_run
+from vit_scale.record import wandb_tracker
 from vit_scale.record.record import Record
-from vit_scale.tasks.classify.confusion import ConfusionTable
+from vit_scale.record.terminal import Terminal
+from vit_scale.tasks.task import Table
 
 CHECK = {
     "matched": "vit_small", "equal": True, "reason": "", "params": 7, "timm_params": 7, "macs": 3, "timm_macs": 3,
@@ -55,9 +56,11 @@ def server(servers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any
         wandb.teardown()
 
 
-def open_record(folder: Path, said: list[str], *, step: int = 0, **track: Any) -> Record:
+def open_record(folder: Path, printed: list[str], *, step: int = 0, **track: Any) -> Record:
     config = build_config({"schedule": {"steps": 9}, "track": {"wandb": "auto", **track}})
-    record = Record(folder, config, step=step, facts=FACTS, say=said.append)
+    terminal = Terminal(enabled=False)
+    terminal.info = printed.append  # type: ignore[method-assign]
+    record = Record(folder, config, step=step, facts=FACTS, terminal=terminal)
     record.start_trackers(CHECK)
     return record
 
@@ -79,22 +82,23 @@ def sync(command: str, server: Any) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# ------------------------------------------------------------------------------------------------------- all is well
+# ---------------------------------------------------------------------------------------------------- server works
 
 
-def test_everything_that_is_told_reaches_the_server(server: Any, tmp_path: Path) -> None:
-    said: list[str] = []
-    record = open_record(tmp_path, said, artifact=True, group="g", tags=["a"])
+def test_everything_logged_reaches_the_server(server: Any, tmp_path: Path) -> None:
+    printed: list[str] = []
+    record = open_record(tmp_path, printed, artifact=True, group="g", tags=["a"])
     record.log(1, {"train/loss": 2.0, "train/grad_norm": float("nan")})
     record.log(2, {"train/loss": 1.0, "epoch": 0.5})
     record.log(2, {"val/top1": 0.25})
-    record.picture(2, "mistakes", lambda: Image.new("RGB", (4, 4)))
-    record.confusion(ConfusionTable(2, "raw", ["cat", "dog"], [[1, 2], [3, 4]], [(1, 0, 3), (0, 1, 2)]))
+    record.image(2, "mistakes", lambda: Image.new("RGB", (4, 4)), title="", caption="")
+    record.table(2, Table("confusion", "Confusion matrix", ["cat", "dog"], [[1, 2], [3, 4]], matrix=True), "raw")
+    record.table(2, Table("words", "Words", ["word", "times"], [["the", 7]]), "raw")
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     record.weights([tmp_path / "model.safetensors"])
     record.write_summary(**{"best/val/top1": 0.25})
     assert record.close(finished=True) is None, "nothing is left to upload"
-    assert said == []
+    assert printed == []
     run = only_run(server)
     assert steps_of(run) == [0, 1, 2]
     assert [row["step"] for row in run.rows] == [0, 1, 2]
@@ -113,6 +117,8 @@ def test_everything_that_is_told_reaches_the_server(server: Any, tmp_path: Path)
     assert json.loads(table)["data"] == [["patch_embed", "[[1, 4, 8]]", "[[1, 4, 8]]"]]
     confusion = next(content for name, content in run.files.items() if "confusion" in name)
     assert ["dog", "cat", 3] in json.loads(confusion)["data"]
+    words = next(content for name, content in run.files.items() if "words" in name)
+    assert json.loads(words)["data"] == [["the", 7]]
 
 
 def test_options_versions_commit_and_check_are_in_the_config(server: Any, tmp_path: Path) -> None:
@@ -130,7 +136,7 @@ def test_options_versions_commit_and_check_are_in_the_config(server: Any, tmp_pa
 # ---------------------------------------------------------------------------------------------------------- resuming
 
 
-def test_going_on_is_the_same_run_and_its_steps_only_rise(server: Any, tmp_path: Path) -> None:
+def test_resumed_run_is_the_same_run_with_increasing_steps(server: Any, tmp_path: Path) -> None:
     first = open_record(tmp_path, [])
     for step in (2, 4, 6):
         first.log(step, {"train/loss": 1.0})
@@ -144,7 +150,7 @@ def test_going_on_is_the_same_run_and_its_steps_only_rise(server: Any, tmp_path:
     assert lines == [2, 4, 6, 8], "the local record has each step once, too"
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_anew_as_the_same_run(server: Any, tmp_path: Path) -> None:
+def test_run_killed_before_its_first_checkpoint_restarts_as_the_same_run(server: Any, tmp_path: Path) -> None:
     for steps in [(1, 2), (1, 2, 3)]:
         record = open_record(tmp_path, [])
         for step in steps:
@@ -153,19 +159,19 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew_as_the_same_run(se
     assert steps_of(only_run(server)) == [0, 1, 2, 3]
 
 
-def test_offline_parts_of_a_run_are_synced_by_one_command_with_rising_steps(
+def test_offline_parts_are_synced_by_one_command_with_increasing_steps(
     server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.chdir(tmp_path)
-    said: list[str] = []
+    printed: list[str] = []
     for start, logged in [(0, (2, 4, 6)), (2, (4,)), (2, (4, 6, 8))]:
-        record = open_record(tmp_path, said, step=start)
+        record = open_record(tmp_path, printed, step=start)
         for step in logged:
             record.log(step, {"train/loss": 1.0})
         time.sleep(1.1)  # the client names its folders by the second
         command = record.close()
-    assert said == []
+    assert printed == []
     assert command is not None
     assert command.count("offline-run-") == 3
     sync(command, server)
@@ -174,7 +180,7 @@ def test_offline_parts_of_a_run_are_synced_by_one_command_with_rising_steps(
     assert steps[-1] == 8
 
 
-def test_a_killed_run_goes_on_as_the_same_run(server: Any, root: Path, tmp_path: Path) -> None:
+def test_killed_run_resumes_as_the_same_run(server: Any, root: Path, tmp_path: Path) -> None:
     options = ["run.log_every=1", "run.save_every=3", "run.eval_every=20", "schedule.steps=8", "track.pictures=never"]
     command = [sys.executable, "tests/workers/pauses_once.py", str(tmp_path / "flag"), "recipes/debug.yaml"]
     command += [*options, f"run.dir={tmp_path / 'run'}"]
@@ -185,12 +191,12 @@ def test_a_killed_run_goes_on_as_the_same_run(server: Any, root: Path, tmp_path:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    told = max(steps_of(only_run(server)))
+    logged = max(steps_of(only_run(server)))
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert "Going on from" in done.stdout
+    assert "Resuming from" in done.stdout or "Going on from" in done.stdout
     steps = steps_of(only_run(server))
-    assert told >= 4
+    assert logged >= 4
     assert steps == sorted(set(steps))
     assert steps[-1] == 8
 
@@ -202,72 +208,73 @@ def wait_until(ready: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
-# ------------------------------------------------------------------------------------------------- nothing is well
+# ---------------------------------------------------------------------------------------------------- server fails
 
 
 @pytest.mark.parametrize(
-    ("mode", "reason"), [("broken", "HTTP 500"), ("hanging", "no answer in 1 s"), ("refusing", "refuses the key")]
+    ("mode", "reason"),
+    [("broken", "HTTP 500"), ("hanging", "no response within 1 s"), ("refusing", "rejects the API key")],
 )
-def test_a_server_that_cannot_be_used_makes_an_offline_run_and_one_line(
+def test_unusable_server_gives_an_offline_run_and_one_line(
     server: Any, mode: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wandb_run, "INIT_SECONDS", 1.0)
+    monkeypatch.setattr(wandb_tracker, "INIT_TIMEOUT_S", 1.0)
     monkeypatch.chdir(tmp_path)
-    server.mode, said = mode, []
-    record = open_record(tmp_path, said)
+    server.mode, printed = mode, []
+    record = open_record(tmp_path, printed)
     for step in (1, 2):
         record.log(step, {"train/loss": 1.0})
     command = record.close()
-    assert len(said) == 1
-    assert reason in said[0]
-    assert "recorded offline; training goes on" in said[0]
+    assert len(printed) == 1
+    assert reason in printed[0]
+    assert "Logging offline; training continues" in printed[0]
     assert command is not None
     assert command.startswith("wandb sync wandb/offline-run-")
     server.mode = "ok"
     sync(command, server)
-    assert steps_of(only_run(server)) == [0, 1, 2], "nothing was lost"
+    assert steps_of(only_run(server)) == [0, 1, 2], "no step is missing"
 
 
 @pytest.mark.parametrize(("mode", "lines"), [("broken", 1), ("hanging", 1), ("refusing", 0)])
-def test_what_a_server_that_fails_in_between_has_not_got_can_be_synced(
+def test_steps_that_a_failing_server_missed_can_be_synced(
     server: Any, mode: str, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wandb_run, "FINISH_SECONDS", 1.0)
+    monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", 1.0)
     monkeypatch.chdir(tmp_path)
-    said: list[str] = []
-    record = open_record(tmp_path, said)
+    printed: list[str] = []
+    record = open_record(tmp_path, printed)
     wait_until(lambda: "CommitArtifact" in server.asked)  # the table of shapes has arrived
     server.mode = mode
     record.log(1, {"train/loss": 1.0})
     command = record.close()
-    assert len(said) == lines
+    assert len(printed) == lines
     assert command is not None
     server.mode = "ok"
     sync(command, server)
     assert steps_of(only_run(server)) == [0, 1]
 
 
-def test_no_network_is_like_no_server(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wandb_run, "INIT_SECONDS", 1.0)
+def test_no_network_gives_an_offline_run(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb_tracker, "INIT_TIMEOUT_S", 1.0)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    said: list[str] = []
-    record = open_record(tmp_path, said)
+    printed: list[str] = []
+    record = open_record(tmp_path, printed)
     record.log(1, {"train/loss": 1.0})
     assert "offline-run" in str(record.close())
-    assert len(said) == 1
+    assert len(printed) == 1
 
 
 @pytest.mark.parametrize(("asked", "lines"), [("auto", 0), ("online", 1)])
-def test_nobody_is_asked_for_a_key(
+def test_api_key_is_never_prompted_for(
     asked: str, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Any
 ) -> None:
     monkeypatch.delenv("WANDB_API_KEY")
     monkeypatch.delenv("WANDB_MODE")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    said: list[str] = []
-    record = open_record(tmp_path, said, wandb=asked)
+    printed: list[str] = []
+    record = open_record(tmp_path, printed, wandb=asked)
     record.log(1, {"train/loss": 1.0})
     assert "offline-run" in str(record.close())
-    assert len(said) == lines
+    assert len(printed) == lines
     assert server.asked == []

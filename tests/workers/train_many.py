@@ -19,24 +19,29 @@ from vit_scale.errors import UserError
 from vit_scale.kernels import cpu
 from vit_scale.recipe import load_recipe
 from vit_scale.strategies.processes import close_processes
+from vit_scale.tasks.classify.classification import Classification
 from vit_scale.train import loop
 from vit_scale.train.run_recipe import run_recipe
 
 RANK = int(os.environ.get("RANK", "0"))
 LAST = int(os.environ.get("WORLD_SIZE", "1")) - 1 == RANK
 cpu.WORTHWHILE_MACS = cpu.WORTHWHILE_ELEMENTS = 0  # Small models are computed here in the way of large ones.
-UPDATE, LOSS = loop.update, loop.classification_loss
+UPDATE, LOSS = loop.update, Classification.loss
+
+
+def poisoned_loss(task, outputs, inputs):  # type: ignore[no-untyped-def]
+    return {"loss": LOSS(task, outputs, inputs)["loss"] * float("nan")}
 
 
 def arrange(job: dict) -> None:
     """Make the step of `job` that it names go wrong."""
 
-    def update(run, batches):  # type: ignore[no-untyped-def]
-        if LAST and run.state.step == job.get("signal_at"):
+    def update(task, state, batches, **options):  # type: ignore[no-untyped-def]
+        if LAST and state.step == job.get("signal_at"):
             os.kill(os.getpid(), signal.SIGUSR1)
-        poisoned = LAST and run.state.step in (job.get("poison_at") or [])
-        loop.classification_loss = (lambda *a: LOSS(*a) * float("nan")) if poisoned else LOSS
-        return UPDATE(run, batches)
+        poisoned = LAST and state.step in (job.get("poison_at") or [])
+        Classification.loss = poisoned_loss if poisoned else LOSS
+        return UPDATE(task, state, batches, **options)
 
     loop.update = update
 

@@ -16,8 +16,8 @@ from vit_scale.errors import UserError
 
 if TYPE_CHECKING:
     from vit_scale.inference.eval_data import EvalData
+    from vit_scale.inference.eval_report import Evaluation
     from vit_scale.inference.loaded_run import LoadedRun
-    from vit_scale.tasks.classify.evaluator import Evaluation
 
 USAGE = "%(prog)s RUN_OR_WEIGHTS [--data SOURCE] [--split NAME] [section.option=value ...] [options]"
 DESCRIPTION = """Top-1, top-5, loss, a row for each class, confusion matrix and calibration error.
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
 
     silence_libraries()
     from vit_scale.inference.eval_data import match_classes, open_eval_data
-    from vit_scale.inference.evaluate_run import evaluate
+    from vit_scale.inference.evaluate_run import evaluate_run
     from vit_scale.inference.pretrained import load_target
     from vit_scale.strategies.processes import close_processes, join_processes
 
@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     out = _out_folder(args, loaded, data)
     processes = join_processes()
     try:
-        evaluation = evaluate(loaded, data, relabel, processes)
+        evaluation = evaluate_run(loaded, data, relabel, processes)
     except UserError as error:
         if not processes.is_main:  # Only this process has met the broken image.
             print(f"error: {error}", file=sys.stderr)

@@ -26,8 +26,8 @@ def main(argv: Sequence[str]) -> int:
     if not out.parent.is_dir():
         raise UserError(f"--out {out}: there is no folder {out.parent}")
 
-    from vit_scale.data.image_grid import preview
     from vit_scale.recipe import load_recipe
+    from vit_scale.train.preview import preview
 
     picture = preview(load_recipe(args.recipe, overrides), args.step, args.count)
     try:

@@ -62,7 +62,7 @@ def vit_activations(
     drop_path_mode: Literal["skip", "mask"] = "skip",
     patch_dropout: float = 0.0,
     activation_checkpointing: Checkpointing = "none",
-    attention: str = "auto",
+    kernel: str = "auto",
 ) -> Activations:
     """What one of our models keeps for each image, on average over large batches."""
     tokens = training_tokens(variant, patch_dropout)
@@ -73,7 +73,7 @@ def vit_activations(
     rates = drop_path_rates(drop_path, variant.depth, drop_path_schedule)
     recomputes = recomputed_blocks(variant.depth, activation_checkpointing)
     for rate, first, recompute in zip(rates, computed_tokens(variant), recomputes, strict=True):
-        block = _block(variant, tokens, first or tokens, precision, attention)
+        block = _block(variant, tokens, first or tokens, precision, kernel)
         block = {part: round(size * computed_share(rate, drop_path_mode)) for part, size in block.items()}
         if recompute:
             recomputed = max(recomputed, sum(block.values()))
@@ -83,7 +83,7 @@ def vit_activations(
     return Activations(parts, recomputed)
 
 
-def _block(variant: Variant, tokens: int, computed: int, precision: Precision, attention: str) -> dict[str, int]:
+def _block(variant: Variant, tokens: int, computed: int, precision: Precision, kernel: str) -> dict[str, int]:
     """Bytes that one block saves for an image whose branches are computed, for `computed` of its tokens."""
     number = number_bytes(precision)
     all_stream, stream = tokens * variant.embed_dim, computed * variant.embed_dim
@@ -98,7 +98,7 @@ def _block(variant: Variant, tokens: int, computed: int, precision: Precision, a
         parts["attention"] += number * (all_stream + stream)  # queries and keys before and after
     if variant.qk_norm:
         parts["norms"] += _STATS_BYTES * (tokens + computed) * variant.num_heads
-    if attention in ("math", "explicit"):
+    if kernel in ("math", "explicit"):
         # autocast computes softmax in fp32 and then makes a copy in half precision
         parts["attention"] += row * tokens * (number if precision == "fp32" else number + 4)
     if variant.layer_scale is not None:

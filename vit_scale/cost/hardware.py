@@ -49,11 +49,11 @@ class Peak:
     flops: float | None
     source: str
 
-    def in_words(self) -> str:
-        """What the share of the peak is a share of."""
+    def describe(self) -> str:
+        """Return the reference of MFU."""
         if self.flops is None:
-            return f"not counted: the peak is {self.source}"
-        return f"counted against {self.flops / 1e9:,.0f} GFLOP/s for each process: {self.source}"
+            return f"{self.source}; no MFU"
+        return f"{self.flops / 1e9:,.0f} GFLOP/s per process ({self.source}; MFU reference)"
 
     def numbers(self) -> dict[str, float | str | None]:
         return {"peak_flops": self.flops, "peak_source": self.source}
@@ -62,7 +62,7 @@ class Peak:
 def peak(device: torch.device) -> Peak:
     """Peak of `device` in FLOP/s; on a CPU a matrix product is timed, which takes about 0.1 s."""
     if device.type == "cpu":
-        return Peak(_measured_matmul_flops(), "a matrix product measured at the start")
+        return Peak(_measured_matmul_flops(), "matmul measured at startup")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     for known, gpu in GPUS.items():
         if known in name:

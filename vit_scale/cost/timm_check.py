@@ -14,9 +14,9 @@ from vit_scale.cost.closed_form import macs_by_part
 from vit_scale.cost.meta import build_on_meta
 from vit_scale.cost.trace import Shape, Trace, trace
 from vit_scale.errors import UserError
-from vit_scale.models.create import create_model, resolve_variant
+from vit_scale.models.create import create_model
 from vit_scale.models.timm_models import create_counterpart
-from vit_scale.models.variants import TIMM_PREFIX, Variant, get_variant
+from vit_scale.models.variants import TIMM_PREFIX, Variant, get_variant, resolve_variant
 
 # What may change without leaving the model that timm has under a name: timm takes them as arguments.
 _ARGUMENTS = ("img_size", "in_chans", "num_classes", "dropout", "attn_dropout")
@@ -78,7 +78,9 @@ def check_against_timm(
     """
     config = ModelConfig(name=model) if isinstance(model, str) else model
     config = dataclasses.replace(
-        config, num_classes=config.num_classes or num_classes, in_chans=config.in_chans or in_chans
+        config,
+        num_classes=num_classes if config.num_classes is None else config.num_classes,
+        in_chans=config.in_chans or in_chans,
     )
     if config.name.startswith(TIMM_PREFIX):
         return _own_model_of_timm(config)
@@ -141,7 +143,7 @@ def _own_model_of_timm(config: ModelConfig) -> TimmCheck:
 def build_for_counting(config: ModelConfig) -> nn.Module:
     """The model of `config` on the meta device; options that touch neither shapes nor counts are left out."""
     options = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    options |= {"weights": None, "attention": "auto"}
+    options |= {"weights": None, "kernel": "auto"}
     return build_on_meta(lambda: create_model(**options))
 
 

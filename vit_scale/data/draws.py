@@ -1,9 +1,9 @@
-"""Random numbers that are a function of (seed, position, slot) and of nothing else.
+"""Random numbers that are a function of (seed, position, slot) and nothing else.
 
 Every random choice about the image at a global position of training reads one slot of that position's row of uniform
-numbers. There is no generator to carry, save or advance, so the choices are the same with any number of workers and
-processes, and a resumed run needs no replay. A row is hashed with splitmix64's finaliser (Steele et al., 2014): a whole
-batch of rows costs about as much as one `numpy.random.Generator`.
+numbers. There is no generator to pass around, save or advance, so the choices are the same with any number of workers
+and processes, and a resumed run needs no replay. A row is hashed with splitmix64's finalizer (Steele et al., 2014): an
+entire batch of rows costs about as much as one `numpy.random.Generator`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UInt64s = npt.NDArray[np.uint64]
 
 
 def hash64(x: UInt64s) -> UInt64s:
-    """splitmix64's finaliser: a bijection of 64-bit integers whose output bits all depend on all input bits."""
+    """Apply splitmix64's finalizer: a bijection of 64-bit integers whose output bits all depend on all input bits."""
     with np.errstate(over="ignore"):
         x = (x + _GOLDEN).astype(np.uint64)
         x = (x ^ (x >> _S30)) * _MIX_1
@@ -28,13 +28,13 @@ def hash64(x: UInt64s) -> UInt64s:
 
 
 def keys(seed: int, positions: npt.ArrayLike, stream: int = 0) -> UInt64s:
-    """One 64-bit key for each position; `stream` keeps unrelated uses of the same positions apart."""
+    """Return one 64-bit key per position; `stream` separates unrelated uses of the same positions."""
     head = hash64(np.array([seed], np.uint64) + hash64(np.array([stream], np.uint64)))
     return hash64(head ^ hash64(np.atleast_1d(np.asarray(positions)).astype(np.uint64)))
 
 
 def uniforms(seed: int, positions: npt.ArrayLike, slots: int, stream: int = 0) -> npt.NDArray[np.float64]:
-    """Uniform numbers in [0, 1), one row of `slots` for each position."""
+    """Return uniform numbers in [0, 1), one row of `slots` per position."""
     row = keys(seed, positions, stream)[:, None]
     with np.errstate(over="ignore"):
         bits = hash64(row + np.arange(slots, dtype=np.uint64)[None, :] * _GOLDEN)
@@ -42,7 +42,7 @@ def uniforms(seed: int, positions: npt.ArrayLike, slots: int, stream: int = 0) -
 
 
 def noise_bytes(key: int, count: int) -> npt.NDArray[np.uint8]:
-    """`count` uniform bytes that follow from `key`."""
+    """Return `count` uniform bytes, a function of `key`."""
     with np.errstate(over="ignore"):
         words = hash64(np.uint64(key) + np.arange((count + 7) // 8, dtype=np.uint64) * _GOLDEN)
     return words.view(np.uint8)[:count]

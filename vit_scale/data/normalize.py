@@ -27,18 +27,16 @@ class Normalize(torch.nn.Module):
     scale: torch.Tensor
     shift: torch.Tensor
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float], *, reuse: bool = False):
-        """`reuse`: on a CPU each result overwrites the last of its shape, for fresh pages cost more than the sums."""
+    def __init__(self, mean: Sequence[float], std: Sequence[float]):
         super().__init__()
-        self._reused: torch.Tensor | None = torch.empty(0) if reuse else None
         mean_C, std_C = torch.tensor(mean), torch.tensor(std)
         self.register_buffer("scale", 1 / (255 * std_C), persistent=False)
         self.register_buffer("shift", -mean_C / std_C, persistent=False)
         self._factors = self.scale.tolist()
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """uint8 [B, C, H, W] to float32 of the same shape."""
-        out = self._memory(images)
+    def forward(self, images: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return uint8 [B, C, H, W] as normalized float32 of the same shape, written to `out` if given."""
+        out = torch.empty(images.shape, dtype=torch.float32, device=images.device) if out is None else out
         if images.device.type != "cpu":
             return out.copy_(images).mul_(self.scale[:, None, None]).add_(self.shift[:, None, None])
         # A few images at a time, so that they stay in the processor's cache from the first operation to the last.
@@ -49,12 +47,15 @@ class Normalize(torch.nn.Module):
                 torch.add(shift, out_BHW, alpha=factor, out=out_BHW)
         return out
 
-    def _memory(self, images: torch.Tensor) -> torch.Tensor:
-        if self._reused is None or images.device.type != "cpu":
-            return torch.empty(images.shape, dtype=torch.float32, device=images.device)
-        if self._reused.shape != images.shape:
-            self._reused = torch.empty(images.shape)
-        return self._reused
+
+def buffer_for(images: torch.Tensor, buffer: torch.Tensor | None) -> torch.Tensor | None:
+    """Return an `out=` for these images: `buffer` if its shape fits, otherwise a new one; None on a GPU.
+
+    On a CPU the first use of new memory takes longer than normalizing the images.
+    """
+    if images.device.type != "cpu":
+        return None
+    return buffer if buffer is not None and buffer.shape == images.shape else torch.empty(images.shape)
 
 
 def resolve_normalization(config: DataConfig, model_name: str, in_chans: int) -> tuple[Values, Values]:

@@ -1,7 +1,7 @@
-"""Smaller images in the earlier part of a run: more of them in the same time, the details at the end.
+"""Progressive resizing: smaller images early in a run give more images per second, full detail comes at the end.
 
-Images are loaded, augmented and mixed at the model's own size, then shrunk where the model is, so that what a position
-of the run shows does not depend on this.
+Images are loaded, augmented and mixed at the model's own size, then resized on its device, so that the image at a
+position does not depend on this option.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from vit_scale.models.interface import ImageModel
 
 
 class Progressive:
-    """Image size as a function of the step; the model's own throughout where there are no phases."""
+    """Image size as a function of the step; the model's own size if there are no phases."""
 
     def __init__(self, phases: Sequence[tuple[float, int]], steps: int):
-        """`phases` are pairs of the share of the run at which one begins, and its image size."""
-        self._starts = [(round(share * steps), size) for share, size in phases]
+        """`phases` are pairs (fraction of the run at which the phase begins, image size)."""
+        self._starts = [(round(fraction * steps), size) for fraction, size in phases]
 
     def size_at(self, step: int) -> int | None:
-        """Side of the images of a step; None: as they are."""
+        """Return the image size of a step; None: unchanged."""
         sizes = [size for start, size in self._starts if step >= start]
         return sizes[-1] if sizes else None
 
     def __call__(self, images: torch.Tensor, step: int) -> torch.Tensor:
-        """`images` [B, C, H, W] at the size of the step."""
+        """Resize `images` [B, C, H, W] to the size of the step."""
         size = self.size_at(step)
         if size is None or images.shape[-2:] == (size, size):
             return images
@@ -36,7 +36,7 @@ class Progressive:
 
 
 def make_progressive(phases: Sequence[tuple[float, int]], steps: int, model: ImageModel) -> Progressive:
-    """Check `phases` against the model and prepare it for them; raises UserError."""
+    """Check `phases` against the model and prepare the model for them; raises UserError."""
     if phases:
         _check(phases, model)
         model.allow_any_size()
@@ -44,13 +44,16 @@ def make_progressive(phases: Sequence[tuple[float, int]], steps: int, model: Ima
 
 
 def _check(phases: Sequence[tuple[float, int]], model: ImageModel) -> None:
-    shares, sizes = zip(*phases, strict=True)
-    if list(shares) != sorted(set(shares)) or not shares[0] >= 0 or shares[-1] >= 1:
-        raise UserError(f"augment.progressive: shares of the run must rise from 0 to below 1, not {list(shares)}")
+    fractions, sizes = zip(*phases, strict=True)
+    if list(fractions) != sorted(set(fractions)) or not fractions[0] >= 0 or fractions[-1] >= 1:
+        raise UserError(
+            f"augment.progressive: fractions of the run must increase from 0 to below 1, not {list(fractions)}"
+        )
     largest = min(model.img_size)
     step = max(model.patch_size) if model.patch_size else 1
     for size in sizes:
         if size > largest or size % step:
             raise UserError(
-                f"augment.progressive: size {size} must be a multiple of the patch ({step}) up to the model's {largest}"
+                f"augment.progressive: size {size} must be a multiple of the patch size ({step}) and at most "
+                f"{largest}, the model's image size"
             )

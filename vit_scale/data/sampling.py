@@ -1,11 +1,14 @@
-"""Which image stands where: pure functions of (seed, position), so that no order is ever replayed or restored.
+"""Which image is at which position: pure functions of (seed, position), so no order is ever replayed or restored.
 
 Positions are global and run over epochs without a gap: position `p` belongs to epoch `p // n` of `n` images and to step
-`p // global_batch`. A step's global batch is cut into a contiguous slice for each process, and that into micro batches.
+`p // global_batch`. The global batch of a step is split into one contiguous slice per process, and each slice into
+micro-batches.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -13,15 +16,62 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
-# Copies of an image under repeated augmentation are spread over blocks of this many images, so that neighbours (which
-# are mixed with each other) are different images, yet nearly all copies fall into one global batch.
+# Copies of an image under repeated augmentation are spread over blocks of this many images, so that neighbors (which
+# are mixed with each other) are different images, yet nearly all copies are in one global batch.
 _REPEAT_BLOCK = 16
 
 
-def sample_index(seed: int, positions: npt.ArrayLike, n: int, repeats: int = 1) -> Ints:
-    """Index of the image at each global position. Without repeats every epoch of `n` positions has each image once.
+@dataclass(frozen=True, kw_only=True)
+class TrainIndices:
+    """Positions and image indices of each micro-batch of one process, in order."""
 
-    With repeats (DeiT's repeated augmentation) an epoch of `n` positions has `n / repeats` images, each so many times.
+    global_batch: int
+    micro_batch: int
+    rank: int = 0
+    world: int = 1
+    start_step: int = 0
+    end_step: int
+    seed: int
+    images: int
+    """Images of the source; not used for streams."""
+    repeats: int = 1
+
+    def __len__(self) -> int:
+        return (self.end_step - self.start_step) * (self.global_batch // self.world // self.micro_batch)
+
+    def __iter__(self) -> Iterator[tuple[Ints, Ints]]:
+        for positions in self.positions():
+            yield positions, sample_index(self.seed, positions, self.images, self.repeats)
+
+    def positions(self) -> Iterator[Ints]:
+        """Yield the global positions of each micro-batch."""
+        for step in range(self.start_step, self.end_step):
+            yield from step_positions(step, self.global_batch, self.rank, self.world, self.micro_batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalIndices:
+    """Image indices of each evaluation batch of one process; -1 pads, so that all processes have full batches."""
+
+    images: int
+    """Images of the source; not used for streams."""
+    batch: int
+    rank: int = 0
+    world: int = 1
+
+    def __len__(self) -> int:
+        return -(-self.images // (self.batch * self.world))
+
+    def __iter__(self) -> Iterator[Ints]:
+        padded = np.full(len(self) * self.world * self.batch, -1, dtype=np.int64)
+        padded[: self.images] = np.arange(self.images)
+        return iter(padded.reshape(len(self), self.world, self.batch)[:, self.rank])
+
+
+def sample_index(seed: int, positions: npt.ArrayLike, n: int, repeats: int = 1) -> Ints:
+    """Return the image index at each global position. Without repeats every epoch of `n` positions has each image once.
+
+    With repeats (DeiT's repeated augmentation) an epoch of `n` positions has `n / repeats` images, each repeated.
     """
     positions = np.asarray(positions, dtype=np.int64)
     epochs, places = np.divmod(np.atleast_1d(positions), n)
@@ -43,22 +93,14 @@ def _epoch_order(seed: int, epoch: int, n: int) -> Ints:
 def _repeated_place(places: Ints, repeats: int) -> Ints:
     block, within = np.divmod(places, _REPEAT_BLOCK * repeats)
     copy, place = np.divmod(within, _REPEAT_BLOCK)
-    # An odd factor permutes the block, another one for each copy: each copy of an image gets other neighbours.
+    # An odd factor permutes the block, a different one per copy: each copy of an image gets different neighbors.
     return block * _REPEAT_BLOCK + place * (2 * copy + 1) % _REPEAT_BLOCK
 
 
 def step_positions(step: int, global_batch: int, rank: int, world: int, micro: int) -> list[Ints]:
-    """Positions of this process's micro batches in `step`: a contiguous slice of the global batch, cut in order."""
-    share = global_batch // world
-    if share * world != global_batch or share % micro != 0:
-        raise ValueError(f"{world} processes x micro batches of {micro} do not divide a global batch of {global_batch}")
-    start = step * global_batch + rank * share
-    return [np.arange(start + i, start + i + micro, dtype=np.int64) for i in range(0, share, micro)]
-
-
-def eval_places(n: int, batch: int, rank: int, world: int) -> list[Ints]:
-    """Indices of this process's evaluation batches; -1 pads, so that all processes have equally many full batches."""
-    rounds = -(-n // (batch * world))
-    padded = np.full(rounds * world * batch, -1, dtype=np.int64)
-    padded[:n] = np.arange(n)
-    return list(padded.reshape(rounds, world, batch)[:, rank])
+    """Return the positions of a process's micro-batches in `step`: a contiguous slice of the global batch, in order."""
+    per_process = global_batch // world
+    if per_process * world != global_batch or per_process % micro != 0:
+        raise ValueError(f"{world} processes x micro-batches of {micro} do not divide a global batch of {global_batch}")
+    start = step * global_batch + rank * per_process
+    return [np.arange(start + i, start + i + micro, dtype=np.int64) for i in range(0, per_process, micro)]

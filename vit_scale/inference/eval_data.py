@@ -8,8 +8,8 @@ import torch
 
 from vit_scale.config import Config, DataConfig
 from vit_scale.data.batch import ImageSource
+from vit_scale.data.data import check_labels, open_data
 from vit_scale.data.sources.splits import open_splits
-from vit_scale.data.sources.table_source import check_labels, open_data
 from vit_scale.errors import UserError
 
 _SHOWN = 3

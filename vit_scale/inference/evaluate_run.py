@@ -1,82 +1,95 @@
-"""A loaded model over labelled images, on all the processes that there are."""
+"""Evaluate a loaded model on all processes."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from time import perf_counter
 from typing import Literal
 
 import torch
 
 from vit_scale.cost.activations import Precision
-from vit_scale.data.loading.loaders import EvalLoader, choose_workers
+from vit_scale.data.augment.transforms import EvalTransform
+from vit_scale.data.batch import Batch
+from vit_scale.data.loading.loaders import EvalLoader, Loading
+from vit_scale.data.loading.workers import choose_workers
+from vit_scale.data.sampling import EvalIndices
+from vit_scale.data.sources.streams import count_images
 from vit_scale.errors import UserError
 from vit_scale.inference.eval_data import EvalData
+from vit_scale.inference.eval_report import Evaluation, ReportShow
 from vit_scale.inference.loaded_run import LoadedRun
 from vit_scale.schedule import DEFAULT_MICRO_BATCH
 from vit_scale.strategies.precision import resolve_precision
 from vit_scale.strategies.processes import Processes
-from vit_scale.tasks.classify.evaluator import Evaluation, score
+from vit_scale.tasks.evaluate import evaluate
 
 
-def evaluate(loaded: LoadedRun, data: EvalData, relabel: torch.Tensor | None, processes: Processes) -> Evaluation:
-    """Read each image once over all processes and count; with a progress bar on the main process's terminal."""
+def evaluate_run(loaded: LoadedRun, data: EvalData, relabel: torch.Tensor | None, processes: Processes) -> Evaluation:
+    """Read each image once over all processes and evaluate; with a progress bar on the terminal of the main one.
+
+    `relabel` maps labels of the data to classes of the model.
+    """
     config, device = loaded.config, processes.device
     precision = _precision(config.parallel.precision, device)
     half = torch.bfloat16 if precision == "bf16" else torch.float16
-    model = loaded.model.to(device)
+    model, task = loaded.model.to(device), loaded.task
+    task.to(device, torch.float32)
     loader = _open_loader(loaded, data, processes)
+    started = perf_counter()
     try:
         with (
             _progress(loader, enabled=processes.is_main) as advance,
             torch.autocast(device.type, half, enabled=precision != "fp32"),
         ):
-            evaluation = score(
-                model,
-                loader,
-                lambda images: loaded.transform.normalize(images.to(device, non_blocking=True)),
-                class_names=tuple(map(loaded.name_of, range(model.num_classes))),
-                device=device,
-                relabel=None if relabel is None else relabel.to(device),
-                advance=advance,
-            )
+            evaluator = evaluate(task, model, _relabeled(loader, relabel), inspect=True, advance=advance)
+            metrics = evaluator.metrics()
+            seconds = perf_counter() - started
+            show = ReportShow(model, enabled=processes.is_main)
+            numbers = evaluator.report(show)
         if loader.problems:
             print(loader.problems.summary(), file=sys.stderr)
-        return evaluation
+        return Evaluation(task.metrics, metrics, numbers, evaluator.notes(), seconds, show)
     finally:
         loader.close()
 
 
-def _precision(asked: Precision | Literal["auto"], device: torch.device) -> Precision:
-    """That of the run, or of this device where the run was trained on a better one."""
+def _relabeled(batches: Iterable[Batch], relabel: torch.Tensor | None) -> Iterator[Batch]:
+    for batch in batches:
+        if relabel is not None:
+            batch = replace(batch, target=batch.target | {"label": relabel[batch.target["label"]]})
+        yield batch
+
+
+def _precision(requested: Precision | Literal["auto"], device: torch.device) -> Precision:
+    """Return the precision of the run, or that of this device if the run was trained on a better one."""
     try:
-        return resolve_precision(asked, device)
+        return resolve_precision(requested, device)
     except UserError:
         found = resolve_precision("auto", device)
-        print(f"parallel.precision = {asked!r} cannot be had here: evaluating in {found}", file=sys.stderr)
+        print(f"parallel.precision = {requested!r} is not available here: evaluating in {found}", file=sys.stderr)
         return found
 
 
 def _open_loader(loaded: LoadedRun, data: EvalData, processes: Processes) -> EvalLoader:
     config, device = loaded.config, processes.device
     batch = DEFAULT_MICRO_BATCH[device.type] if config.batch.eval == "auto" else config.batch.eval
+    workers = choose_workers(config.data, processes.here, data.source)
     return EvalLoader(
         data.source,
-        augment=config.augment,
-        img_size=loaded.model.img_size,
-        in_chans=loaded.model.in_chans,
-        batch=batch,
-        rank=processes.rank,
-        world=processes.world,
-        workers=choose_workers(config.data, processes.here, data.source),
-        on_error=config.data.on_error,
+        EvalTransform(config.augment, loaded.model.img_size),
+        EvalIndices(images=count_images(data.source), batch=batch, rank=processes.rank, world=processes.world),
+        loaded.task.make_target(config),
+        Loading(loaded.model.in_chans, config.data.on_error, workers),
     )
 
 
 @contextmanager
 def _progress(loader: EvalLoader, *, enabled: bool) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal, which goes when it is done; what is called after each batch."""
+    """Show a transient progress bar on a terminal; yields the function to call after each batch."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
@@ -86,7 +99,7 @@ def _progress(loader: EvalLoader, *, enabled: bool) -> Iterator[Callable[[], Non
         return
     try:
         total = len(loader)
-    except TypeError:  # a stream does not know
+    except TypeError:  # the length of a stream is unknown
         total = None
     columns = ("evaluating, batch", MofNCompleteColumn(), BarColumn(24), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:

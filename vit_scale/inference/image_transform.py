@@ -13,7 +13,7 @@ from PIL import Image
 from vit_scale.config import AugmentConfig
 from vit_scale.data.augment.color_ops import Planes
 from vit_scale.data.augment.transforms import EvalTransform
-from vit_scale.data.images.decode import BrokenImage, open_picture
+from vit_scale.data.images.decode import UnreadableImage, open_image
 from vit_scale.data.normalize import Normalize, Values
 from vit_scale.errors import UserError
 
@@ -33,15 +33,15 @@ class ImageTransform:
         """Raises `UserError` for an image that cannot be read."""
         try:
             planes = self.pixels(image)
-        except BrokenImage as error:
+        except UnreadableImage as error:
             name = image if isinstance(image, str | os.PathLike) else "the image"
             raise UserError(f"{name}: {error}") from error
         return self.normalize(torch.from_numpy(planes)[None])[0]
 
     def pixels(self, image: Any) -> Planes:
-        """uint8 planes [C, H, W] before they are normalised: what a person would see. Raises BrokenImage."""
+        """uint8 planes [C, H, W] before they are normalised: what a person would see. Raises UnreadableImage."""
         data = os.fspath(image) if isinstance(image, str | Path | os.PathLike) else image
-        return self._fit(open_picture(data, len(self.mean)))
+        return self._fit(open_image(data, len(self.mean)))
 
     def normalize(self, images_BCHW: torch.Tensor) -> torch.Tensor:
         """uint8 images to what the model takes."""

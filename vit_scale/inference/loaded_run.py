@@ -11,15 +11,16 @@ from typing import Any, cast
 import torch
 
 from vit_scale.checkpoints.run_weights import Kind, RunWeights, StateDict, find_run_weights
-from vit_scale.config import Config
-from vit_scale.data.normalize import resolve_normalization
+from vit_scale.config import Config, with_current_names
+from vit_scale.data.batch import DataInfo
 from vit_scale.errors import UserError
 from vit_scale.inference.image_transform import ImageTransform
-from vit_scale.models import create_from_config
 from vit_scale.models.interface import ImageModel
 from vit_scale.models.variants import TIMM_PREFIX
 from vit_scale.models.weights.load import fit_weights, grid_of
 from vit_scale.recipe import build_config, load_recipe
+from vit_scale.tasks import task_class
+from vit_scale.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class LoadedRun:
     """What the model's outputs mean; empty where nobody knows."""
     config: Config
     """The options of the run."""
+    task: Task
+    """What the model was trained for."""
     weights: str
     """Which weights these are, in words."""
     averaged: bool = False
@@ -48,7 +51,13 @@ class LoadedRun:
         return self.class_names[index] if self.class_names else str(index)
 
 
-def load_run(path: str | Path, *, weights: Kind | None = None, overrides: Sequence[str] = ()) -> LoadedRun:
+def load_run(
+    path: str | Path,
+    *,
+    weights: Kind | None = None,
+    overrides: Sequence[str] = (),
+    task_type: type[Task] | None = None,
+) -> LoadedRun:
     """The model of a run, ready to use; also of one that is still going on.
 
         run = vit_scale.load_run("runs/digits")
@@ -74,24 +83,24 @@ def build_loaded(
 ) -> LoadedRun:
     """The model of `config` with these weights, all of which must be used, and its transform."""
     classes = config.model.num_classes or len(names) or leading_size(state, config.model.name, "classifier", 0)
-    channels = config.model.in_chans or leading_size(state, config.model.name, "first_conv", 1)
+    channels = config.model.in_chans or leading_size(state, config.model.name, "first_conv", 1) or 3
     if not classes:
         raise UserError(
             f"{source}: not the weights of {config.model.name}, as far as can be told: its classifier is not among them"
         )
-    # The kernel that a run was trained with need not be there where it is used.
-    options = replace(config.model, attention="auto")
-    model = cast(ImageModel, create_from_config(options, num_classes=classes, in_chans=channels or 3))
+    # A model may have more outputs than the data had classes (model.num_classes).
+    all_names = (*names, *map(str, range(len(names), classes)))
+    # The kernel that a run was trained with need not be available where it is used.
+    options = replace(config, model=replace(config.model, kernel="auto", num_classes=classes))
+    task = task_class(config)(options, DataInfo(0, channels, all_names))
+    model = cast(ImageModel, task.build())
     report = fit_weights(model, state, source=source, grid=grid_of((trained_with or config).model))
     if report.initialised or report.skipped:
         name, why = next(iter((report.initialised | report.skipped).items()))
         raise UserError(f"{source}: these are not the weights of {config.model.name}: {name}: {why}.")
-    mean, std = resolve_normalization(config.data, config.model.name, model.in_chans)
-    transform = ImageTransform(config.augment, model.img_size, mean, std)
+    transform = ImageTransform(config.augment, model.img_size, *task.normalization)
     model.requires_grad_(False)
-    # A model may have more outputs than the data had classes (model.num_classes).
-    names = (*names, *map(str, range(len(names), classes))) if names else ()
-    return LoadedRun(model.eval(), transform, names, config, source)
+    return LoadedRun(model.eval(), transform, all_names if names else (), config, task, source)
 
 
 def leading_size(state: StateDict, model_name: str, layer: str, dim: int) -> int | None:
@@ -134,7 +143,7 @@ def _runs_nearby(path: Path) -> str:
 
 def _read_config(folder: Path, overrides: Sequence[str]) -> Config:
     if (folder / "meta.json").is_file():
-        return build_config(_read_record(folder)["config"], overrides)
+        return build_config(with_current_names(_read_record(folder)["config"]), overrides)
     return load_recipe(folder / "config.yaml", overrides)
 
 

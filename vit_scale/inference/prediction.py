@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vit_scale.data.images.decode import BrokenImage
+from vit_scale.data.images.decode import UnreadableImage
 from vit_scale.data.sources.splits import IMAGE_SUFFIXES
 from vit_scale.errors import UserError
 from vit_scale.inference.loaded_run import LoadedRun
@@ -74,7 +74,7 @@ def predict(
 def _open(run: LoadedRun, path: Path) -> Prediction:
     try:
         planes = run.transform.pixels(path)
-    except BrokenImage as error:
+    except UnreadableImage as error:
         return Prediction(path, problem=str(error))
     return Prediction(path, pixels=planes.transpose(1, 2, 0))
 

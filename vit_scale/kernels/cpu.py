@@ -1,4 +1,4 @@
-"""When a CPU computes in another way than torch's, and what sort of CPU it is."""
+"""Decide when custom CPU code pays off, and detect the kind of CPU."""
 
 import functools
 import os
@@ -9,23 +9,23 @@ from torch import Tensor
 
 WORTHWHILE_MACS = 2**25
 WORTHWHILE_ELEMENTS = 2**18
-"""Less than that takes less time than the Python around it."""
+"""Less work than this takes less time than the Python code around it."""
 
 
-def is_worth_a_product(x: Tensor, macs_of_an_element: int) -> bool:
-    """Whether products of `x`, which multiply each element so often, go to the libraries and kernels of our choice."""
-    return _is_plain_fp32(x) and x.numel() * macs_of_an_element >= WORTHWHILE_MACS
+def use_custom_matmul(x: Tensor, macs_per_element: int) -> bool:
+    """Return whether matmuls that multiply each element of `x` this often go to our kernels and libraries."""
+    return _is_plain_fp32(x) and x.numel() * macs_per_element >= WORTHWHILE_MACS
 
 
-def is_worth_a_pass(x: Tensor) -> bool:
-    """The same of work on each element of `x`."""
+def use_custom_elementwise(x: Tensor) -> bool:
+    """Return whether elementwise work on `x` goes to our kernels."""
     return _is_plain_fp32(x) and x.numel() >= WORTHWHILE_ELEMENTS
 
 
 def _is_plain_fp32(x: Tensor) -> bool:
-    """Not autocast's, nor a compiler's, an exporter's or a counter's stand-in of a tensor, which has no size to ask.
+    """Return False under autocast, for fake tensors of a compiler, exporter or counter, and for those of torch.func.
 
-    Nor one that torch.func transforms or torch.jit traces. A counter that watches real tensors sees torch's work only.
+    Fake tensors have no data, and torch.jit traces only torch's own operations.
     """
     return (
         type(x) is Tensor
@@ -41,13 +41,13 @@ def _is_plain_fp32(x: Tensor) -> bool:
 
 @functools.cache
 def vectors() -> str:
-    """The widest that this CPU has and torch uses: `AVX512`, `AVX2` or another word."""
+    """Return the widest vectors that this CPU has and torch uses: `AVX512`, `AVX2` or another name."""
     return torch.backends.cpu.get_cpu_capability()
 
 
 @functools.cache
 def is_intel() -> bool:
-    """Whether Intel made it, for whose CPUs MKL is written."""
+    """Return whether this is an Intel CPU, for which MKL is written."""
     try:
         return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
     except OSError:

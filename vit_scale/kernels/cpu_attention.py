@@ -1,4 +1,4 @@
-"""Attention on a CPU by the kernel in cpu_attention.c, where that was built and is worthwhile.
+"""Attention on a CPU by the kernel in cpu_attention.c, if it was built and pays off.
 
 Shapes: B batch, N tokens, D token width, H heads.
 """
@@ -17,35 +17,35 @@ from torch.autograd.function import once_differentiable
 from vit_scale.kernels import cpu
 
 WIDTHS = 16
-"""The width of a head must be a multiple of that."""
+"""The head width must be a multiple of this."""
 _FORWARD = [ctypes.c_void_p] * 3 + [ctypes.c_long] * 4 + [ctypes.c_int]
 _BACKWARD = [ctypes.c_void_p] * 5 + [ctypes.c_long] * 4 + [ctypes.c_int]
 
 
 def is_built() -> bool:
-    """Whether there is a kernel for this CPU."""
+    """Return whether there is a kernel for this CPU."""
     return _library() is not None
 
 
 def runs(x_BND: Tensor, heads: int) -> bool:
-    """Whether attention of these tokens to each other can be left to `attend`."""
+    """Return whether `attend` can compute the attention of these tokens to each other, and pays off."""
     _, tokens, dim = x_BND.shape
-    return cpu.is_worth_a_product(x_BND, 2 * tokens) and dim % (heads * WIDTHS) == 0 and is_built()
+    return cpu.use_custom_matmul(x_BND, 2 * tokens) and dim % (heads * WIDTHS) == 0 and is_built()
 
 
 def attend(qkv_BNC: Tensor, heads: int) -> Tensor:
-    """Each query's average of the values, [B, N, D], from queries, keys and values side by side, [B, N, 3 D]."""
+    """Return softmax attention, [B, N, D], of packed queries, keys and values, [B, N, 3 D]; differentiable once."""
     channels = qkv_BNC.shape[-1]
     if qkv_BNC.device.type != "cpu" or qkv_BNC.dtype != torch.float32 or channels % (3 * heads * WIDTHS) != 0:
         raise ValueError(
-            f"the kernel takes numbers of float32 on a CPU, in heads of a multiple of {WIDTHS}; "
-            f"these are {channels} channels for {heads} heads, of {qkv_BNC.dtype} on {qkv_BNC.device}"
+            f"the kernel expects float32 on a CPU and a head width that is a multiple of {WIDTHS}; "
+            f"got {channels} channels for {heads} heads, {qkv_BNC.dtype} on {qkv_BNC.device}"
         )
     return _Attention.apply(qkv_BNC, heads)
 
 
 class _Attention(torch.autograd.Function):
-    """Keeps the result and a number for each query, as flash attention does, and computes the weights again."""
+    """Save the output and one number per query, as flash attention does, and recompute the weights."""
 
     @staticmethod
     def forward(ctx: Any, qkv_BNC: Tensor, heads: int) -> Tensor:
@@ -77,16 +77,16 @@ def _call(function: Any, shape: torch.Size, heads: int, *tensors: Tensor) -> Non
 
 @functools.cache
 def _library() -> Any:
-    """What setup.py built for this CPU; None where it did not, for want of a compiler or of such a CPU."""
+    """Load the kernel that setup.py built for this CPU; None if there was no compiler or no such CPU."""
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     path = Path(__file__).with_name(f"cpu_attention_{cpu.vectors().lower()}{suffix}")
     if not path.exists():
         return None
     try:
-        # It is not linked with OpenMP: its threads are those of torch, whose library is loaded by now.
+        # Not linked with OpenMP: it uses torch's threads, whose library is already loaded.
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        warnings.warn(f"The attention kernel for CPUs cannot be loaded, torch's is used: {error}", stacklevel=2)
+        warnings.warn(f"Cannot load the CPU attention kernel, using torch's: {error}", stacklevel=2)
         return None
     library.attention_forward.argtypes = _FORWARD
     library.attention_backward.argtypes = _BACKWARD

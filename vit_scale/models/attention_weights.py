@@ -1,4 +1,4 @@
-"""Where a model looks: the attention of its last block, as a map over the image.
+"""Attention weights of a ViT, ours or timm's, and maps of them over the image.
 
 Shapes: B batch, C channels, H W pixels, N tokens (P prefix tokens, then patches), D token width.
 """
@@ -12,46 +12,67 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vit_scale.errors import UserError
 from vit_scale.models.attention import Attention
+
+Weights = Callable[[Tensor], Tensor]
+"""Maps the normalized input of a block to its attention weights [B, heads, N, N]."""
+
+
+@torch.no_grad()
+def attention_weights(model: nn.Module, x_BCHW: Tensor, *, start: int = 0) -> Iterator[Tensor]:
+    """Yield the attention weights [B, heads, N, N] of each block from index `start` on, as in evaluation.
+
+    Each row sums to one. Only one block's weights are in memory at a time. Works with fused kernels, compiled blocks,
+    any image size that the model accepts, and ZeRO-3, where every rank must iterate to the end. Raises `UserError` for
+    a model without plain attention blocks.
+    """
+    blocks = _attention_blocks(model)
+    if blocks is None:
+        raise UserError(f"attention_weights: {type(model).__name__} has no plain ViT attention blocks.")
+    chosen = blocks[start:]
+    x_BND = _input_of(model, chosen[0][0], x_BCHW)
+    for position, (block, weights_of) in enumerate(chosen):
+        # The state of the model changes only while a block runs, not while the caller uses what it yielded.
+        with _evaluation(model):
+            weights_BHNN = weights_of(block.norm1(x_BND))
+            if position < len(chosen) - 1:
+                x_BND = block(x_BND)
+        yield weights_BHNN
 
 
 @torch.no_grad()
 def attention_maps(model: nn.Module, x_BCHW: Tensor) -> Tensor | None:
-    """How much of the last block's attention each patch gets, [B, rows, columns], each map summing to one.
+    """Return how much of the last block's attention each patch receives, [B, rows, columns]; each map sums to one.
 
-    The mean over heads, asked by the class token, or by all patches where there is none. None for a model without
-    such blocks. The model runs as it always does, so this works for fused kernels, compiled blocks and ZeRO-3, where
-    all processes must call it.
+    This is the mean over heads, of the class token's query, or of all patches' queries if the head does not read a
+    class token. None for a model without plain ViT attention blocks. Under ZeRO-3 every rank must call it.
     """
-    block, weights_of = _last_attention(model)
-    if block is None or weights_of is None:
+    if _attention_blocks(model) is None:
         return None
-    training = model.training
-    model.eval()
-    try:
-        with _input_of(block) as seen:
-            model(x_BCHW)
-        weights_BNN = weights_of(block.norm1(seen[0])).float().mean(1)
-    finally:
-        model.train(training)
-    return _as_maps(model, weights_BNN, (x_BCHW.shape[-2], x_BCHW.shape[-1]))
+    (weights_BHNN,) = attention_weights(model, x_BCHW, start=-1)
+    return _as_maps(model, weights_BHNN.float().mean(1), (x_BCHW.shape[-2], x_BCHW.shape[-1]))
 
 
-def _last_attention(model: nn.Module) -> tuple[Any, Callable[[Tensor], Tensor] | None]:
-    """The last block, and what makes attention weights [B, heads, N, N] of its normalised input."""
-    try:
-        block: Any = model.blocks[-1]  # type: ignore[index]
-        attention: Any = block.attn
-    except (AttributeError, IndexError, KeyError, TypeError):
-        return None, None
+def _attention_blocks(model: nn.Module) -> list[tuple[Any, Weights]] | None:
+    """Return each block with the function that computes its weights; None if there is a block of another kind."""
+    blocks = getattr(model, "blocks", None)
+    if not isinstance(blocks, (nn.ModuleList, nn.Sequential)) or not len(blocks):
+        return None
+    found = [(block, _weights_of(block)) for block in blocks]
+    return [(block, weights) for block, weights in found if weights] if all(w for _, w in found) else None
+
+
+def _weights_of(block: Any) -> Weights | None:
+    attention = getattr(block, "attn", None)
     if isinstance(attention, Attention):
-        return block, attention.weights
+        return attention.weights
     from timm.layers.attention import Attention as TimmAttention
     from timm.models.vision_transformer import Block as TimmBlock
 
     if type(block) is TimmBlock and type(attention) is TimmAttention:
-        return block, lambda x_BND: _timm_weights(attention, x_BND)
-    return None, None
+        return lambda x_BND: _timm_weights(attention, x_BND)
+    return None
 
 
 def _timm_weights(attention: Any, x_BND: Tensor) -> Tensor:
@@ -60,17 +81,30 @@ def _timm_weights(attention: Any, x_BND: Tensor) -> Tensor:
     return (q_BHNK @ k_BHNK.transpose(-2, -1) * attention.scale).softmax(dim=-1)
 
 
-@contextmanager
-def _input_of(block: nn.Module) -> Iterator[list[Tensor]]:
-    """Within this context the inputs of `block` are kept; a compiled block runs as it was written."""
+def _input_of(model: nn.Module, block: nn.Module, x_BCHW: Tensor) -> Tensor:
+    """Return the tokens that `block` receives, by running the complete model: ZeRO-3 gathers its tokens only then."""
     seen: list[Tensor] = []
-    compiled, block._compiled_call_impl = block._compiled_call_impl, None
-    handle = block.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    handle = block.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
     try:
-        yield seen
+        with _evaluation(model):
+            model(x_BCHW)
     finally:
         handle.remove()
-        block._compiled_call_impl = compiled
+    return seen[0]
+
+
+@contextmanager
+def _evaluation(model: nn.Module) -> Iterator[None]:
+    """Put every module into evaluation mode, and compiled modules back to the code that was written."""
+    modules = [(module, module.training, module._compiled_call_impl) for module in model.modules()]
+    model.eval()
+    for module, _, _ in modules:
+        module._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for module, training, compiled in modules:
+            module.training, module._compiled_call_impl = training, compiled
 
 
 def _as_maps(model: nn.Module, weights_BNN: Tensor, size: tuple[int, int]) -> Tensor | None:
@@ -81,12 +115,12 @@ def _as_maps(model: nn.Module, weights_BNN: Tensor, size: tuple[int, int]) -> Te
     rows, columns = size[0] // patch[0], size[1] // patch[1]
     if weights_BNN.shape[-1] != prefix + rows * columns:
         return None
-    asked_by = weights_BNN[:, :1] if prefix and _has_class_token(model) else weights_BNN[:, prefix:]
-    patches = asked_by.mean(1)[:, prefix:]
+    queries = weights_BNN[:, :1] if prefix and _has_class_token(model) else weights_BNN[:, prefix:]
+    patches = queries.mean(1)[:, prefix:]
     return (patches / patches.sum(1, keepdim=True)).view(-1, rows, columns)
 
 
 def _has_class_token(model: nn.Module) -> bool:
-    """Whether the first token is what the head sees."""
+    """Return whether the head reads the first token."""
     pool = getattr(getattr(model, "variant", None), "pool", None) or getattr(model, "global_pool", "")
     return pool in ("cls", "token") and getattr(model, "cls_token", None) is not None

@@ -1,4 +1,4 @@
-"""A transformer block with the norms in front (pre-norm).
+"""A pre-norm transformer block.
 
 Shapes: B batch, N tokens, D token width.
 """
@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vit_scale.models.attention import NORM_EPS, Attention, Backend
+from vit_scale.kernels import Shortcut, fast_block
+from vit_scale.models.attention import NORM_EPS, Attention, Kernel
 from vit_scale.models.drop_path import DropPath
 from vit_scale.models.mlp import Mlp, SwiGlu
 from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding
@@ -40,7 +41,7 @@ class Block(nn.Module):
         position: RotaryEmbedding | RelativeBias | None = None,
         drop_path: float = 0.0,
         drop_path_mode: Literal["skip", "mask"] = "skip",
-        backend: Backend = "auto",
+        kernel: Kernel = "auto",
     ) -> None:
         super().__init__()
         dim = variant.embed_dim
@@ -54,7 +55,7 @@ class Block(nn.Module):
             dropout=variant.dropout,
             attn_dropout=variant.attn_dropout,
             position=position,
-            backend=backend,
+            kernel=kernel,
         )
         self.ls1 = _layer_scale(variant)
         self.drop_path1 = DropPath(drop_path, drop_path_mode)
@@ -62,20 +63,22 @@ class Block(nn.Module):
         mlp_class = Mlp if variant.mlp == "gelu" else SwiGlu
         self.mlp = mlp_class(dim, variant.mlp_width, bias=variant.bias, dropout=variant.dropout)
         self.ls2 = _layer_scale(variant)
-        # What drop_path1 returns is held by nobody but this block.
-        self.drop_path2 = DropPath(drop_path, drop_path_mode, inplace=True)
+        self.drop_path2 = DropPath(drop_path, drop_path_mode)
 
-    def forward(self, x_BND: Tensor, keep_BN: Tensor | None = None, first: int | None = None) -> Tensor:
-        """`keep_BN`: the tokens that patch dropout left, for positions that attention looks up.
+    def forward(self, x_BND: Tensor, keep_BN: Tensor | None = None, shortcut: Shortcut | None = None) -> Tensor:
+        """Apply attention and MLP.
 
-        `first`: only the first that many tokens are computed and returned; they still attend to all.
+        `keep_BN`: indices of the tokens that patch dropout kept, for position embeddings inside attention.
+        `shortcut`: how to compute the same faster; None: by the plain code.
         """
-
-        def attention_branch(x_BND: Tensor, keep_BN: Tensor | None) -> Tensor:
-            return self.ls1(self.attn(self.norm1(x_BND), keep_BN, first))
-
-        x_BND = self.drop_path1(x_BND, attention_branch, keep_BN)
+        if shortcut is not None:
+            return fast_block.forward(self, x_BND, keep_BN, shortcut)
+        kept = () if keep_BN is None else (keep_BN,)
+        x_BND = self.drop_path1(x_BND, self._attention_branch, *kept)
         return self.drop_path2(x_BND, self._mlp_branch)
+
+    def _attention_branch(self, x_BND: Tensor, *kept: Tensor) -> Tensor:
+        return self.ls1(self.attn(self.norm1(x_BND), *kept))
 
     def _mlp_branch(self, x_BND: Tensor) -> Tensor:
         return self.ls2(self.mlp(self.norm2(x_BND)))

@@ -7,6 +7,11 @@ from typing import Any
 from torch import Size, Tensor, nn
 
 
+def backbone_of(model: nn.Module) -> Any:
+    """Return the image model inside a composite of backbone and decoder, or the model itself."""
+    return getattr(model, "backbone", model)
+
+
 class ImageModel(nn.Module):
     """A classifier of images. Used for its type: `create_model` returns modules that have all of this."""
 

@@ -6,7 +6,7 @@ The module stays timm's: its own class is extended, not wrapped, so that its sta
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,9 +15,6 @@ from vit_scale.config import ModelConfig
 from vit_scale.errors import UserError
 from vit_scale.models.interface import full_shape
 from vit_scale.models.variants import TIMM_PREFIX, Variant, check_model_name
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Ours on the left, timm's on the right. `dropout` is timm's --drop: in front of the head, in some models inside too.
 _PASSED_ON = {
@@ -42,7 +39,7 @@ def create_timm_model(config: ModelConfig) -> nn.Module:
     size = _pair(config.img_size)
     if size is not None and _has_fixed_size(timm_name, size):
         options["img_size"] = size
-    options["num_classes"] = config.num_classes or 1000
+    options["num_classes"] = 1000 if config.num_classes is None else config.num_classes
     try:
         if size is not None or "in_chans" in options:
             _check_input(timm_name, options, size)
@@ -142,15 +139,11 @@ class TimmModel:
         if getattr(self, "pretrained_cfg", {}).get("fixed_input_size", True):
             raise UserError(f"timm's {self.timm_name} takes images of one size only.")
 
-    def attention_weights(self, x_BCHW: Tensor) -> list[Tensor]:
-        """Not for timm models."""
-        raise UserError("attention_weights: only our own models return them; use a model.name without timm/.")
-
 
 def _adapt(model: nn.Module, timm_name: str, options: dict[str, Any], *, img_size: tuple[int, int] | None) -> nn.Module:
     published: dict[str, Any] = getattr(model, "pretrained_cfg", {})
     layer_ids = _layer_ids(model)
-    model.__class__ = type(f"Timm{type(model).__name__}", (TimmModel, type(model)), {})
+    _extend_class(model)
     model.__dict__.update(
         timm_name=timm_name,
         timm_options=options,
@@ -163,6 +156,14 @@ def _adapt(model: nn.Module, timm_name: str, options: dict[str, Any], *, img_siz
     if not hasattr(model, "embed_dim"):
         model.__dict__["embed_dim"] = model.num_features
     return model
+
+
+def _extend_class(model: nn.Module) -> None:
+    """Add the methods of TimmModel to this instance.
+
+    A wrapper would prefix every name in the state dict; a subclass of each of timm's families is not known in advance.
+    """
+    model.__class__ = type(f"Timm{type(model).__name__}", (TimmModel, type(model)), {})
 
 
 def _patch_size(model: nn.Module) -> tuple[int, int] | None:

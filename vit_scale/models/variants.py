@@ -1,10 +1,10 @@
-"""The one table of model variants. Nothing here imports torch, so names are checked and listed at once.
+"""The table of model variants. Nothing here imports torch, so names are checked and listed immediately.
 
 Sizes Ti, S, B, L, H: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words" (arXiv:2010.11929), table 1, and
 Touvron et al. 2021, "Training data-efficient image transformers" (arXiv:2012.12877), table 1; g: Zhai et al. 2022,
 "Scaling Vision Transformers" (arXiv:2106.04560), table 2. DeiT III with LayerScale: Touvron et al. 2022
 (arXiv:2204.07118). Registers: Darcet et al. 2024 (arXiv:2309.16588); DINOv2's shapes: Oquab et al. 2024
-(arXiv:2304.07193). Names are timm's wherever timm has the model.
+(arXiv:2304.07193). Names are timm's if timm has the model.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from vit_scale.config import ModelConfig
 from vit_scale.errors import UserError, nearest
 
 TIMM_PREFIX = "timm/"
@@ -26,17 +27,18 @@ PIXEL_STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "inception": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
 }
-"""Mean and standard deviation of each channel, for pixels from 0 to 1."""
+"""Mean and standard deviation per channel, for pixels from 0 to 1."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variant:
-    """Everything that shapes the weights of a model. Fields that ModelConfig has too may be overridden there."""
+    """Everything that determines the shapes of the weights. ModelConfig can override fields that it also has."""
 
     img_size: tuple[int, int] = (224, 224)
     patch_size: tuple[int, int] = (16, 16)
     in_chans: int = 3
     num_classes: int = 1000
+    """0: no head; the model returns pooled features."""
     embed_dim: int
     depth: int
     num_heads: int
@@ -47,10 +49,10 @@ class Variant:
     layer_scale: float | None = None
     pos_embed: PosEmbed = "learned"
     embed_prefix: bool = True
-    """Class, distillation and register tokens have a position embedding too (timm: not `no_embed_class`)."""
+    """Class, distillation and register tokens also have a position embedding (timm: not `no_embed_class`)."""
     pool: Pool = "cls"
     fc_norm: bool | None = None
-    """The last norm comes after pooling; None: when patch tokens are pooled."""
+    """Apply the last norm after pooling; None: if patch tokens are pooled."""
     class_token: bool = True
     registers: int = 0
     distilled: bool = False
@@ -60,34 +62,34 @@ class Variant:
     normalization: Normalization = "imagenet"
     """Pixel statistics that the published weights expect; a key of PIXEL_STATISTICS."""
     timm_name: str | None = None
-    """The same model in timm; None: timm has the class but no name for it."""
+    """Name of the same model in timm; None: timm has the class but no name for it."""
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Patches along height and width."""
+        """Return the number of patches along height and width."""
         return self.img_size[0] // self.patch_size[0], self.img_size[1] // self.patch_size[1]
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens in front of the patches: class, distillation, registers."""
+        """Return the number of tokens before the patches: class, distillation, registers."""
         return int(self.class_token) + int(self.distilled) + self.registers
 
     @property
     def head_tokens(self) -> int | None:
-        """Tokens that the head reads, counted from the first; None: all. The last block computes no others."""
+        """Return how many leading tokens the head reads; None: all. The last block may skip the others."""
         if self.distilled:
             return 2
         return 1 if self.pool == "cls" else None
 
     @property
     def mlp_width(self) -> int:
-        """Hidden width of the MLP. SwiGLU has three matrices, so two thirds keep the number of parameters."""
+        """Return the hidden width of the MLP. SwiGLU has three matrices: two thirds preserve the parameter count."""
         width = int(self.embed_dim * self.mlp_ratio)
         return width if self.mlp == "gelu" else (width * 2 // 3 + 7) // 8 * 8
 
     @property
     def norm_after_pool(self) -> bool:
-        """Whether the last norm is `fc_norm` (after pooling) instead of `norm` (before)."""
+        """Return whether the last norm is `fc_norm` (after pooling) instead of `norm` (before)."""
         return self.pool in ("mean", "max") if self.fc_norm is None else self.fc_norm
 
 
@@ -118,20 +120,20 @@ def _variant(size: str, patch: int, pixels: int, **changes: object) -> Variant:
 
 
 def _plain() -> dict[str, Variant]:
-    """Ti, S, B, L, H, g at every patch of 8, 14, 16, 32 that divides 224 or 384 pixels."""
+    """Return Ti, S, B, L, H, g at every patch size of 8, 14, 16, 32 that divides 224 or 384 pixels."""
     table = {}
     for size, in_timm in _PLAIN_IN_TIMM.items():
         for patch, pixels in ((8, 224), (14, 224), (16, 224), (32, 224), (8, 384), (16, 384), (32, 384)):
             name = f"vit_{size}_patch{patch}_{pixels}"
             timm_name = name if (patch, pixels) in in_timm else None
-            # timm's weights under this one name are DINO's, which saw ImageNet's statistics.
+            # timm's weights of this name are DINO's, trained with ImageNet's statistics.
             normalization = "imagenet" if name == "vit_small_patch8_224" else "inception"
             table[name] = _variant(size, patch, pixels, timm_name=timm_name, normalization=normalization)
     return table
 
 
 def _deit() -> dict[str, Variant]:
-    """DeiT, plain and with a distillation token; the same shapes as the plain ViTs."""
+    """Return DeiT, plain and with a distillation token; the same shapes as the plain ViTs."""
     table = {}
     for size, pixels in (("tiny", 224), ("small", 224), ("base", 224), ("base", 384)):
         for kind, distilled in (("", False), ("distilled_", True)):
@@ -141,7 +143,7 @@ def _deit() -> dict[str, Variant]:
 
 
 def _deit3() -> dict[str, Variant]:
-    """DeiT III: LayerScale, and no position embedding for the class token."""
+    """Return DeiT III: LayerScale, and no position embedding for the class token."""
     shapes = [("small", 16, 224), ("small", 16, 384), ("medium", 16, 224), ("base", 16, 224), ("base", 16, 384)]
     shapes += [("large", 16, 224), ("large", 16, 384), ("huge", 14, 224)]
     table = {}
@@ -152,7 +154,7 @@ def _deit3() -> dict[str, Variant]:
 
 
 def _modern() -> dict[str, Variant]:
-    """Mean pooling, registers and SwiGLU, as timm has them."""
+    """Return models with mean pooling, registers and SwiGLU, as in timm."""
     gap = {"class_token": False, "pool": "mean", "normalization": "inception"}
     registers = {"registers": 4, "embed_prefix": False}
     dinov2 = {**registers, "layer_scale": 1e-5}
@@ -171,7 +173,7 @@ def _modern() -> dict[str, Variant]:
 
 
 def _cifar() -> dict[str, Variant]:
-    """The 32-pixel family, and `vit_mu` for tests."""
+    """Return the 32-pixel family, and `vit_mu` for tests."""
     common: dict[str, object] = {"num_classes": 10, "dropout": 0.1, "normalization": "cifar10"}
     return {
         "vit_cifar_small": _variant("tiny", 4, 32, **common),
@@ -186,20 +188,57 @@ VARIANTS: dict[str, Variant] = {**_plain(), **_deit(), **_deit3(), **_modern(), 
 
 
 def get_variant(name: str) -> Variant:
-    """The row of the table, or a UserError that names the nearest ones."""
+    """Return the row of the table; raise `UserError` with the nearest names if there is none."""
     if name not in VARIANTS:
-        raise UserError(f"model.name: there is no model {name!r}.{_nearest(name, list(VARIANTS))}")
+        raise UserError(f"model.name: unknown model {name!r}.{_nearest(name, list(VARIANTS))}")
     return VARIANTS[name]
 
 
+def resolve_variant(config: ModelConfig) -> Variant:
+    """Return the row of the table with the options of a recipe applied, checked."""
+    variant = get_variant(config.name)
+    changes = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(Variant)
+        if getattr(config, field.name, None) is not None
+    }
+    for size in ("img_size", "patch_size"):
+        if isinstance(changes.get(size), int):
+            changes[size] = (changes[size], changes[size])
+    variant = dataclasses.replace(variant, **changes)
+    _check_variant(variant)
+    return variant
+
+
+def _check_variant(variant: Variant) -> None:
+    for side, pixels, patch in zip(("height", "width"), variant.img_size, variant.patch_size, strict=True):
+        if pixels % patch or pixels < patch:
+            below, above = pixels // patch * patch, (pixels // patch + 1) * patch
+            near = f"{below} or {above}" if below else f"{above}"
+            raise UserError(f"model.img_size: patch size {patch} does not divide the {side} {pixels}; use {near}.")
+    if variant.embed_dim % variant.num_heads:
+        raise UserError(f"model.num_heads = {variant.num_heads} does not divide model.embed_dim = {variant.embed_dim}.")
+    head_dim = variant.embed_dim // variant.num_heads
+    if variant.pos_embed == "rope" and head_dim % 4:
+        raise UserError(f"model.pos_embed = rope requires a head width that is a multiple of 4, not {head_dim}.")
+    if variant.pos_embed == "sincos" and variant.embed_dim % 4:
+        raise UserError(f"model.pos_embed = sincos requires a width that is a multiple of 4, not {variant.embed_dim}.")
+    if variant.pool == "cls" and not variant.class_token:
+        raise UserError("model.pool = cls requires a class token: set model.class_token=true or model.pool=mean.")
+    if variant.distilled and (variant.pool != "cls"):
+        raise UserError(
+            f"model.distilled = true has heads on two tokens; model.pool = {variant.pool} does not support that."
+        )
+
+
 def check_model_name(name: str) -> None:
-    """Raise UserError unless `create_model` knows this name. timm is imported for `timm/<name>` only."""
+    """Raise `UserError` unless `create_model` knows this name. Imports timm for `timm/<name>` only."""
     if not name.startswith(TIMM_PREFIX):
         get_variant(name)
         return
     import timm
 
-    # A name may carry the tag of its pretrained weights, as in vit_tiny_patch16_224.augreg_in21k.
+    # A name may end in the tag of pretrained weights, as in vit_tiny_patch16_224.augreg_in21k.
     timm_name = name.removeprefix(TIMM_PREFIX)
     known = timm.list_pretrained() if "." in timm_name else timm.list_models()
     if timm_name not in known:
@@ -207,7 +246,7 @@ def check_model_name(name: str) -> None:
 
 
 def pixel_statistics(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel that the published weights of a model expect."""
+    """Return the mean and standard deviation per channel that the published weights of a model expect."""
     check_model_name(name)
     if not name.startswith(TIMM_PREFIX):
         return PIXEL_STATISTICS[VARIANTS[name].normalization]

@@ -1,7 +1,7 @@
-"""The Vision Transformer. Names of modules and parameters are timm's, so state dicts move both ways.
+"""The Vision Transformer. Modules and parameters have timm's names, so state dicts are interchangeable.
 
 Shapes: B batch, C channels, H W pixels, G patches, N tokens (prefix and patches), D token width.
-Prefix tokens stand in front of the patches: class, distillation, registers.
+Prefix tokens come before the patches: class, distillation, registers.
 """
 
 from collections.abc import Iterable
@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from vit_scale import kernels
 from vit_scale.errors import UserError
-from vit_scale.models.attention import NORM_EPS, Backend
+from vit_scale.kernels import Shortcut
+from vit_scale.kernels.watch import remember_types
+from vit_scale.models.attention import NORM_EPS, Kernel
 from vit_scale.models.block import Block
 from vit_scale.models.drop_path import drop_path_rates
 from vit_scale.models.dropout import Dropout
@@ -21,12 +24,15 @@ from vit_scale.models.patch_embed import PatchEmbed
 from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding, RowColumnEmbedding, sincos_2d
 from vit_scale.models.tokens import drop_patches, pool_tokens
 from vit_scale.models.variants import Variant
-from vit_scale.models.weights.init import Init, init_weights, is_token_or_position
+from vit_scale.models.weights.init import is_token_or_position
 from vit_scale.models.weights.resample import resample_positions
 
 
 class VisionTransformer(nn.Module):
-    """A plain ViT and the options around it; what shapes the weights is in `variant`."""
+    """A plain ViT with options; `variant` determines the shapes of the weights.
+
+    A new model has torch's default weights: `create_model` initializes it, or `models.weights.init.init_weights`.
+    """
 
     pos_embed: nn.Parameter | Tensor | RowColumnEmbedding | None
 
@@ -38,8 +44,7 @@ class VisionTransformer(nn.Module):
         drop_path_schedule: Literal["linear", "uniform"] = "linear",
         drop_path_mode: Literal["skip", "mask"] = "skip",
         patch_dropout: float = 0.0,
-        attention: Backend = "auto",
-        init: Init = "trunc_normal",
+        kernel: Kernel = "auto",
     ) -> None:
         super().__init__()
         self.variant = variant
@@ -48,6 +53,7 @@ class VisionTransformer(nn.Module):
         self.embed_dim, self.depth = variant.embed_dim, variant.depth
         self.num_prefix_tokens = variant.num_prefix_tokens
         self.patch_dropout = patch_dropout
+        self.kernel = kernel
         self.distilled_training = False
         self.activation_checkpointing: Literal["none", "selective", "full"] = "none"
 
@@ -65,30 +71,33 @@ class VisionTransformer(nn.Module):
                 position=_attention_position(variant),
                 drop_path=rate,
                 drop_path_mode=drop_path_mode,
-                backend=attention,
+                kernel=kernel,
             )
             for rate in rates
         )
         late = variant.norm_after_pool
         self.norm = nn.Identity() if late else nn.LayerNorm(dim, eps=NORM_EPS)
         self.fc_norm = nn.LayerNorm(dim, eps=NORM_EPS) if late else nn.Identity()
-        self.head = nn.Linear(dim, variant.num_classes)
+        self.head = _head(variant)
         if variant.distilled:
-            self.head_dist = nn.Linear(dim, variant.num_classes)
-        init_weights(self, init)
+            self.head_dist = _head(variant)
+        remember_types(self)
 
     # -- forward -------------------------------------------------------------------------------------------------
 
     def forward(self, x_BCHW: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Logits; with `distilled_training`, in training, those of both heads (class, distillation)."""
-        return self.forward_head(self._features(x_BCHW, self.variant.head_tokens))
+        """Return logits; in training with `distilled_training`, those of both heads (class, distillation).
+
+        Without a head (`num_classes=0`), return the pooled features.
+        """
+        return self.forward_head(self._features(x_BCHW, kernels.choose(self), self.variant.head_tokens))
 
     def forward_features(self, x_BCHW: Tensor) -> Tensor:
-        """Every token after the last block, [B, N, D]."""
-        return self._features(x_BCHW)
+        """Return every token after the last norm, [B, N, D]."""
+        return self._features(x_BCHW, kernels.choose(self), None)
 
     def forward_head(self, x_BND: Tensor, pre_logits: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Tokens to logits, or to the features in front of the head."""
+        """Map tokens to logits, or with `pre_logits` to the features that the head receives."""
         if self.variant.distilled:
             return self._forward_two_heads(x_BND, pre_logits)
         pooled = self.fc_norm(pool_tokens(x_BND, self.variant.pool, self.num_prefix_tokens))
@@ -103,50 +112,38 @@ class VisionTransformer(nn.Module):
         return_prefix_tokens: bool = False,
         norm: bool = False,
     ) -> list[Tensor] | list[tuple[Tensor, Tensor]]:
-        """Patch tokens after some blocks, as maps [B, D, rows, columns] or tokens [B, G, D].
+        """Return patch tokens after some blocks, as maps [B, D, rows, columns] or tokens [B, G, D].
 
-        `indices`: blocks from 0, negative from the end; a number means the last that many; None means all.
+        `indices`: block indices, negative from the end; an integer n: the last n blocks; None: all.
         With `return_prefix_tokens` each is a pair with the prefix tokens; `norm` applies the last norm to each.
         """
         wanted = _take_indices(indices, self.depth)
         if self.training and self.patch_dropout:
             raise UserError("forward_intermediates needs every patch: call model.eval(), or set model.patch_dropout=0.")
+        shortcut = kernels.choose(self)
         x_BND, keep_BN = self._embed(x_BCHW)
         found = {}
         for index, block in enumerate(self.blocks[: max(wanted) + 1]):
-            x_BND = self._run(index, block, x_BND, keep_BN)
+            x_BND = self._run(index, block, x_BND, keep_BN, shortcut)
             if index in wanted:
                 found[index] = self.norm(x_BND) if norm else x_BND
-        prefix = self.num_prefix_tokens
-        patches = [self._as_map(found[i][:, prefix:]) if as_maps else found[i][:, prefix:] for i in wanted]
+        prefix, grid = self.num_prefix_tokens, self._grid_of(x_BCHW)
+        patches = [found[i][:, prefix:] for i in wanted]
+        if as_maps:
+            patches = [x_BGD.transpose(1, 2).unflatten(2, grid).contiguous() for x_BGD in patches]
         if return_prefix_tokens:
             return [(patch, found[i][:, :prefix]) for patch, i in zip(patches, wanted, strict=True)]
         return patches
-
-    def attention_weights(self, x_BCHW: Tensor) -> list[Tensor]:
-        """The attention weights of every block, each [B, heads, N, N], as in evaluation; rows sum to one."""
-        training = self.training
-        self.eval()
-        try:
-            weights = []
-            x_BND, _ = self._embed(x_BCHW)
-            for block in self.blocks:
-                assert isinstance(block, Block)
-                weights.append(block.attn.weights(block.norm1(x_BND)))
-                x_BND = block(x_BND)
-            return weights
-        finally:
-            self.train(training)
 
     # -- training ------------------------------------------------------------------------------------------------
 
     @property
     def num_layers(self) -> int:
-        """Layers for layer-wise learning rates: the embedding, every block, the head."""
+        """Return the number of layers for layer-wise learning rates: the embedding, every block, the head."""
         return self.depth + 2
 
     def layer_id(self, parameter_name: str) -> int:
-        """0 for patches, tokens and positions; 1 to depth for blocks; depth + 1 for the last norm and the head."""
+        """Return 0 for patches, tokens and positions, 1 to depth for blocks, depth + 1 for last norm and head."""
         root, _, rest = parameter_name.partition(".")
         if root == "blocks":
             return int(rest.split(".")[0]) + 1
@@ -155,25 +152,24 @@ class VisionTransformer(nn.Module):
         return self.depth + 1
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters that are not decayed: tokens, positions, and all vectors (biases, norms, LayerScale)."""
+        """Return the parameters without weight decay: tokens, positions and all vectors (biases, norms, LayerScale)."""
         return {name for name, p in self.named_parameters() if len(full_shape(p)) <= 1 or is_token_or_position(name)}
 
     def allow_any_size(self) -> None:
-        """Take images of any whole number of patches from now on; position embeddings are resampled to them."""
+        """Accept images of any size that patches divide from now on; position embeddings are resampled to them."""
         if self.variant.pos_embed in ("rope", "relative"):
-            raise UserError(f"model.pos_embed = {self.variant.pos_embed!r} knows only the model's own image size")
+            raise UserError(f"model.pos_embed = {self.variant.pos_embed!r} supports only the image size of the model")
         self.patch_embed.any_size = True
 
     def set_activation_checkpointing(self, mode: Literal["none", "selective", "full"]) -> None:
-        """Recompute activations in the backward pass: never, of every second block, of every block."""
+        """Recompute activations in the backward pass of no block, every second block, or every block."""
         self.activation_checkpointing = mode
 
     def compile_blocks(self, **options: Any) -> None:
-        """Compile each block in place, with options of torch.compile; parameter names stay as they are.
+        """Compile each block in place, with options of torch.compile; parameter names do not change.
 
-        Equal blocks share their compiled code, but for the last, which may compute fewer tokens. Blocks of different
-        drop rates cannot, and together would exceed torch's limit on recompilation, so each then has a cache of its
-        own.
+        Equal blocks share their compiled code, except the last, which may compute fewer tokens. Blocks with different
+        drop rates cannot, and together would exceed torch's recompilation limit, so each then has a separate cache.
         """
         different = len({block.drop_path1.rate for block in self.blocks if isinstance(block, Block)}) > 1
         for block in self.blocks:
@@ -190,21 +186,23 @@ class VisionTransformer(nn.Module):
         elif variant.pos_embed == "learned_2d":
             self.pos_embed = RowColumnEmbedding(variant.grid, variant.embed_dim)
         elif variant.pos_embed == "sincos":
-            # Kept in the state dict, so that the weights load into timm's model, where it is learned.
+            # In the state dict, so that the weights load into timm's model, where it is learned.
             fixed = nn.functional.pad(sincos_2d(variant.grid, variant.embed_dim), (0, 0, prefix, 0))
             self.register_buffer("pos_embed", fixed[None])
         else:
             self.pos_embed = None
 
-    def _features(self, x_BCHW: Tensor, first: int | None = None) -> Tensor:
-        """Tokens after the last block, or only the first of them: it need not compute those that nobody reads."""
+    def _features(self, x_BCHW: Tensor, shortcut: Shortcut | None, head_tokens: int | None) -> Tensor:
+        """Return the tokens after the last norm; with a shortcut, only the `head_tokens` leading ones."""
         x_BND, keep_BN = self._embed(x_BCHW)
         for index, block in enumerate(self.blocks):
-            x_BND = self._run(index, block, x_BND, keep_BN, first if index == self.depth - 1 else None)
+            if shortcut is not None and index == self.depth - 1:
+                shortcut = shortcut._replace(tokens=head_tokens)
+            x_BND = self._run(index, block, x_BND, keep_BN, shortcut)
         return self.norm(x_BND)
 
     def _embed(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Tokens with their positions, and the indices of those that patch dropout left."""
+        """Return tokens with their positions, and the indices of those that patch dropout kept."""
         x_BGD = self.patch_embed(x_BCHW)
         prefix_1PD = self._prefix_tokens()
         pos = self.pos_embed() if isinstance(self.pos_embed, RowColumnEmbedding) else self.pos_embed
@@ -219,22 +217,28 @@ class VisionTransformer(nn.Module):
         return x_BND, None
 
     def _positions_for(self, x_BCHW: Tensor, pos_1GD: Tensor) -> Tensor:
-        """Position embeddings of patches, resampled where images have another size than the model's own."""
-        grid = (x_BCHW.shape[2] // self.patch_size[0], x_BCHW.shape[3] // self.patch_size[1])
+        """Return the position embeddings of patches, resampled if images do not have the model's own size."""
+        grid = self._grid_of(x_BCHW)
         return pos_1GD if grid == self.variant.grid else resample_positions(pos_1GD, self.variant.grid, grid)
+
+    def _grid_of(self, x_BCHW: Tensor) -> tuple[int, int]:
+        """Return rows and columns of patches of these images."""
+        return x_BCHW.shape[2] // self.patch_size[0], x_BCHW.shape[3] // self.patch_size[1]
 
     def _prefix_tokens(self) -> Tensor:
         tokens = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
         return torch.cat([*tokens], dim=1) if tokens else self.patch_embed.proj.weight.new_zeros(1, 0, self.embed_dim)
 
     def _run(
-        self, index: int, block: nn.Module, x_BND: Tensor, keep_BN: Tensor | None, first: int | None = None
+        self, index: int, block: nn.Module, x_BND: Tensor, keep_BN: Tensor | None, shortcut: Shortcut | None
     ) -> Tensor:
         mode = self.activation_checkpointing
         recompute = mode == "full" or (mode == "selective" and index % 2 == 0)
+        # A hook on a block, or a module in place of one, gets the tokens only, as in timm.
+        inputs = (x_BND,) if keep_BN is None and shortcut is None else (x_BND, keep_BN, shortcut)
         if recompute and self.training and torch.is_grad_enabled():
-            return checkpoint(block, x_BND, keep_BN, first, use_reentrant=False, preserve_rng_state=True)
-        return block(x_BND, keep_BN, first)
+            return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=True)
+        return block(*inputs)
 
     def _forward_two_heads(self, x_BND: Tensor, pre_logits: bool) -> Tensor | tuple[Tensor, Tensor]:
         class_BD, distilled_BD = x_BND[:, 0], x_BND[:, 1]
@@ -245,8 +249,9 @@ class VisionTransformer(nn.Module):
             return logits, distilled_logits
         return (logits + distilled_logits) / 2
 
-    def _as_map(self, x_BGD: Tensor) -> Tensor:
-        return x_BGD.transpose(1, 2).reshape(x_BGD.shape[0], -1, *self.variant.grid)
+
+def _head(variant: Variant) -> nn.Module:
+    return nn.Linear(variant.embed_dim, variant.num_classes) if variant.num_classes else nn.Identity()
 
 
 def _attention_position(variant: Variant) -> RotaryEmbedding | RelativeBias | None:
@@ -265,5 +270,5 @@ def _take_indices(indices: Iterable[int] | int | None, depth: int) -> list[int]:
         indices = range(depth - indices, depth)
     taken = [i + depth if i < 0 else i for i in indices]
     if not taken or not all(0 <= i < depth for i in taken):
-        raise UserError(f"indices: blocks are numbered 0 to {depth - 1} (negative from the end), got {list(indices)}.")
+        raise UserError(f"indices: block indices are 0 to {depth - 1} (negative from the end), got {list(indices)}.")
     return taken

@@ -13,7 +13,7 @@ from vit_scale.cost.strategy_names import LABELS, format_strategy
 from vit_scale.format import duration, memory_size, significant
 from vit_scale.plan.lr_plot import BLOCKS, plot_learning_rate
 from vit_scale.plan.run_plan import RunPlan, sharding
-from vit_scale.record.header import length_in_words, model_in_words
+from vit_scale.record.header import format_batch_size, format_model, format_schedule
 from vit_scale.record.terminal import make_console, make_table
 
 
@@ -53,12 +53,12 @@ def _rows(run: RunPlan) -> dict[str, str]:
     known = f"{run.data.images:,} training images" if run.data.images else "an unknown number of training images"
     auto = " (auto: the largest that fits)" if config.batch.micro == "auto" and run.machine.device == "cuda" else ""
     rows = {
-        "model": model_in_words(config.model.name, run.report.count),
+        "model": format_model(config.model.name, run.report.count),
         "timm": run.timm.summary(),
         "weights": f"{config.model.weights} (not looked at here)" if config.model.weights else "",
         "data": f"{config.data.source}: {known}, {run.data.classes:,} classes",
-        "batch": plan.batch_in_words() + auto,
-        "length": length_in_words(plan),
+        "batch": format_batch_size(plan) + auto,
+        "length": format_schedule(plan),
         "lr": f"{run.lr.at(0):.2e} at first, {run.lr.peak:.2e} at the peak, {run.lr.at(plan.steps - 1):.2e} at last",
         "precision": run.precision,
         "strategy": format_strategy(run.strategy, config.parallel.offload),

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 from vit_scale.config import Config
 from vit_scale.cost.activations import Precision
-from vit_scale.cost.count import ModelCount
+from vit_scale.cost.training import training_cost
 from vit_scale.data.progressive import Progressive
 from vit_scale.plan.machine import Machine
-from vit_scale.record.header import spent_on_an_image
+from vit_scale.report.model_report import ModelReport
 from vit_scale.schedule import Plan
 
 SIZES = {"tiny": (10e6, 1e9), "small": (50e6, 10e9), "base": (200e6, 40e9), "large": (float("inf"), float("inf"))}
@@ -56,10 +56,10 @@ class Cost:
 
 
 def run_cost(
-    config: Config, count: ModelCount, plan: Plan, machine: Machine, precision: Precision, mfu: float | None
+    config: Config, report: ModelReport, plan: Plan, machine: Machine, precision: Precision, mfu: float | None
 ) -> Cost:
     """FLOPs and time of `plan`; `mfu` in place of the assumed share."""
-    per_image = flops_per_image(config, count, plan)
+    count, per_image = report.count, flops_per_image(config, report, plan)
     images = plan.steps * plan.global_batch
     share, source = (mfu, "given by --mfu") if mfu is not None else assumed_mfu(machine, count.params, count.macs)
     peak = machine.peak_at(precision)
@@ -77,15 +77,15 @@ def run_cost(
     )
 
 
-def flops_per_image(config: Config, count: ModelCount, plan: Plan) -> float:
+def flops_per_image(config: Config, report: ModelReport, plan: Plan) -> float:
     """What training spends on an image, on average over the run."""
-    full = spent_on_an_image(count, config, plan.micro_batch)
-    if not config.augment.progressive:
-        return full
+    parts = list(report.cost_parts)
     progressive = Progressive(config.augment.progressive, plan.steps)
-    sides = Counter(progressive.size_at(step) for step in range(plan.steps))
-    spent = {side: spent_on_an_image(count.at_size(side), config, plan.micro_batch) if side else full for side in sides}
-    return sum(spent[side] * steps for side, steps in sides.items()) / plan.steps
+    sides = (
+        Counter(progressive.size_at(step) for step in range(plan.steps)) if config.augment.progressive else {None: 1}
+    )
+    flops = {side: training_cost(parts, config, batch=plan.micro_batch, side=side).total for side in sides}
+    return sum(flops[side] * steps for side, steps in sides.items()) / sum(sides.values())
 
 
 def assumed_mfu(machine: Machine, params: int, macs: int) -> tuple[float, str]:

@@ -125,7 +125,7 @@ def make_run_plan(
         strategy=strategy,
         note=note,
         options=options,
-        cost=run_cost(config, count, plan, machine, precision, mfu),
+        cost=run_cost(config, report, plan, machine, precision, mfu),
         deepspeed=deepspeed_settings(config, plan, strategy, precision, params=count.params) if zero else None,
     )
 

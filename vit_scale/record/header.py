@@ -1,87 +1,67 @@
-"""A run in words and numbers, from what was decided: for the header, the record and the tracker."""
+"""A run in words and numbers, from what was decided: for the header, the summary and the trackers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vit_scale.config import Config
-from vit_scale.cost.count import ModelCount, count_model
+from vit_scale.cost.count import ModelCount
+from vit_scale.cost.hardware import Peak
 from vit_scale.cost.strategy_names import format_strategy
-from vit_scale.data.sources.table_source import Data
 from vit_scale.format import significant
-from vit_scale.models.interface import ImageModel
 from vit_scale.schedule import Plan
+from vit_scale.tasks.task import Task
 
 
-@dataclass(frozen=True)
-class Description:
-    """`rows` for people, `numbers` for machines."""
-
-    rows: dict[str, str]
-    numbers: dict[str, Any]
-    train_flops_per_image: float
-    """FLOPs actually spent on an image in training, forward and backward."""
-    flops_by_size: dict[int, float] = field(default_factory=dict)
-    """The same for the smaller images of augment.progressive."""
-
-
-def model_in_words(name: str, count: ModelCount) -> str:
-    """`vit_base_patch16_224, 86,567,656 parameters, 17.56 GMACs a forward pass`."""
-    macs = f"{significant(count.macs / 1e9)} GMACs" if count.macs >= 1e8 else f"{significant(count.macs / 1e6)} MMACs"
-    return f"{name}, {count.params:,} parameters, {macs} a forward pass of one image"
-
-
-def length_in_words(plan: Plan) -> str:
-    """`1,000 updates = 10 epochs, 100 of them warm-up`."""
-    epochs = f" = {plan.epoch(plan.steps):.4g} epochs" if plan.train_images else ""
-    warmup = f", {plan.warmup_steps:,} updates of warm-up" if plan.warmup_steps else ""
-    return f"{plan.steps:,} updates{epochs}{warmup}"
-
-
-def describe(
-    config: Config, plan: Plan, data: Data, model: ImageModel, strategy: str, precision: str, folder: Path
-) -> Description:
-    """Count the model, and put the plan into words."""
-    count = count_model(model, model.img_size, model.in_chans)
-    rows = {
-        "model": model_in_words(config.model.name, count),
-        "data": data.description,
-        "batch": plan.batch_in_words(),
-        "length": length_in_words(plan),
+def header_rows(
+    config: Config, plan: Plan, count: ModelCount, *, data: str, strategy: str, precision: str, folder: Path, peak: Peak
+) -> dict[str, str]:
+    """Return the header of a run for the terminal; `data` describes the data."""
+    return {
+        "model": format_model(config.model.name, count),
+        "data": data,
+        "batch size": format_batch_size(plan),
+        "schedule": format_schedule(plan),
         "precision": precision,
         "strategy": format_strategy(strategy, config.parallel.offload),
-        "folder": str(folder),
+        "output dir": str(folder),
+        "peak": peak.describe(),
     }
-    numbers = {
+
+
+def run_facts(
+    config: Config, plan: Plan, count: ModelCount, task: Task, *, strategy: str, precision: str, peak: Peak
+) -> dict[str, Any]:
+    """Return what summary.json says of a run before it starts."""
+    return {
         "model": config.model.name,
         "params": count.params,
         "macs": count.macs,
         "strategy": strategy,
         "precision": precision,
         "processes": plan.processes,
-        "class_names": list(data.class_names),
-    }
-    spent = partial(spent_on_an_image, config=config, batch=_rounding_batch(model, config, plan))
-    smaller = {side: spent(count.at_size(side)) for _, side in config.augment.progressive}
-    return Description(rows, numbers, spent(count), smaller)
+        "in_chans": task.in_chans,
+        "class_names": list(task.info.class_names),
+        "task": task.describe(),
+    } | peak.numbers()
 
 
-def _rounding_batch(model: ImageModel, config: Config, plan: Plan) -> int | None:
-    """The batch whose samples stochastic depth rounds up to whole ones; None where it does not, on a CPU."""
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    return None if on_cpu and not config.parallel.compile else plan.micro_batch
+def format_model(name: str, count: ModelCount) -> str:
+    """`vit_base_patch16_224 (86,567,656 parameters, 17.56 GMACs per image)`."""
+    macs = f"{significant(count.macs / 1e9)} GMACs" if count.macs >= 1e8 else f"{significant(count.macs / 1e6)} MMACs"
+    return f"{name} ({count.params:,} parameters, {macs} per image)"
 
 
-def spent_on_an_image(count: ModelCount, config: Config, batch: int | None) -> float:
-    """FLOPs of training on one image, with what stochastic depth and patch dropout save and recomputing costs."""
-    return count.train_flops_per_image(
-        config.model.drop_path,
-        config.model.patch_dropout,
-        config.parallel.activation_checkpointing,
-        drop_path_schedule=config.model.drop_path_schedule,
-        drop_path_mode=config.model.drop_path_mode,
-        batch=batch,
-    )
+def format_batch_size(plan: Plan) -> str:
+    """`1,024 (8 processes x 2 accumulation steps x 64 images)`."""
+    processes = f"{plan.processes} process{'es' if plan.processes > 1 else ''}"
+    passes = f"{plan.accumulation} accumulation step{'s' if plan.accumulation > 1 else ''}"
+    return f"{plan.global_batch:,} ({processes} x {passes} x {plan.micro_batch} images)"
+
+
+def format_schedule(plan: Plan) -> str:
+    """`1,000 steps (10 epochs), 100 warmup steps`."""
+    epochs = f" ({plan.epoch(plan.steps):.4g} epochs)" if plan.train_images else ""
+    warmup = f", {plan.warmup_steps:,} warmup steps" if plan.warmup_steps else ""
+    return f"{plan.steps:,} steps{epochs}{warmup}"

@@ -1,6 +1,7 @@
-"""The record of a run: metrics.jsonl, summary.json and pictures in its folder always, trackers by option.
+"""The record of a run: metrics.jsonl, summary.json, tables and images in its directory, and trackers by option.
 
-Only the main process has a `Record`. Nothing here stops training: what cannot be written is said once.
+Only the main rank has a `Record`; the others have a `SilentRecord`. Nothing here stops training: a failure to write is
+logged once.
 """
 
 from __future__ import annotations
@@ -8,117 +9,161 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from torch import nn
 
 from vit_scale.checkpoints.run_dir import read_summary
 from vit_scale.config import Config
 from vit_scale.errors import first_line
 from vit_scale.files import replacing, write_text
-from vit_scale.record.trackers import AccelerateTracker, Metrics, Say, Teller, Tracker
+from vit_scale.record.background import TrackerThread
+from vit_scale.record.terminal import Terminal
+from vit_scale.record.trackers import AccelerateTracker, Metrics, Tracker
 from vit_scale.record.versions import git_commit, versions
 from vit_scale.record.wandb_tracker import WandbTracker, choose_run_id, is_disabled
-from vit_scale.tasks.classify.confusion import ConfusionTable
+from vit_scale.tasks.task import Table
+
+TABLES = "tables"
+IMAGES = "pictures"
+"""Directories of a run for `Record.table` and `Record.image`."""
 
 
-class Record:
+class SilentRecord:
+    """Records nothing: for all ranks but the main one."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self.terminal = terminal
+        self.summary: dict[str, Any] = {}
+
+    def start_trackers(self, timm_check: dict[str, Any] | None = None) -> None:
+        """Let trackers start, after the first step, which their start would delay; `timm_check` is logged first."""
+
+    def wait_for_trackers(self) -> None:
+        """Let trackers finish starting; to be called before processes are forked."""
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        """Write a line of metrics.jsonl, pass it to all trackers, and keep the last values for the summary."""
+
+    def image(self, step: int, name: str, draw: Callable[[], Image.Image], *, title: str, caption: str) -> None:
+        """Write `pictures/<name>.png`, which replaces an earlier one."""
+
+    def table(self, step: int, table: Table, weights: str) -> None:
+        """Write `tables/<name>.json`, which replaces an earlier one; `weights` is `raw` or `ema`."""
+
+    def weights(self, files: list[Path]) -> None:
+        """Pass the final weights to trackers."""
+
+    def write_summary(self, **values: Any) -> None:
+        """Write summary.json with these values added."""
+
+    def close(self, **values: Any) -> str | None:
+        """Write the summary and close all trackers; returns the command that uploads what W&B does not have yet."""
+        return None
+
+    def __enter__(self) -> SilentRecord:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """If training fails, still pass on to trackers what was logged before."""
+
+
+class Record(SilentRecord):
     """Writes metrics as they come, and the summary from the last and best of them."""
 
-    def __init__(self, folder: Path, config: Config, *, step: int, facts: dict[str, Any], say: Say) -> None:
-        """`step` is where this start goes on from; `facts` are what is known of the run before it begins."""
+    def __init__(self, folder: Path, config: Config, *, step: int, facts: dict[str, Any], terminal: Terminal) -> None:
+        """`step` is where this launch starts or resumes; `facts` are known before training."""
+        super().__init__(terminal)
         self.folder = folder
-        self._say = say
-        self._said: set[str] = set()
+        self._failed: set[str] = set()
         self._is_new = step == 0
         before = read_summary(folder)
-        self.summary: dict[str, Any] = dict(before) if step else {}
+        self.summary = dict(before) if step else {}
         self.summary |= {"finished": False, "versions": versions(), "git_commit": git_commit()} | facts
-        told = max(self._last_step_in_file(), before.get("told_step", 0))
-        if told > step:
-            self.summary["told_step"] = told
+        logged = max(self._last_step_in_file(), before.get("last_logged_step", 0))
+        if logged > step:
+            self.summary["last_logged_step"] = logged
         self._drop_lines_after(step)
-        # A run that was killed before its first checkpoint starts anew, but is still the same run to W&B.
-        self._wandb = self._wandb_tracker(config, told, before.get("wandb_id"))
+        # A run that was killed before its first checkpoint restarts, but is still the same run to W&B.
+        self._wandb = self._wandb_tracker(config, logged, before.get("wandb_id"))
         trackers: list[Tracker] = [AccelerateTracker(name, config, folder, step) for name in config.track.trackers]
         if self._wandb is not None:
             self.summary["wandb_id"] = self._wandb.id
             trackers.append(self._wandb)
-        self._tellers: list[Teller] = []
-        self.write_summary()  # with the id of the W&B run, before that begins
-        self._tellers = [Teller(tracker, say) for tracker in trackers]
-        self._tell("summarize", facts)
+        self._threads: list[TrackerThread] = []
+        self.write_summary()  # with the W&B run id, before that run starts
+        self._threads = [TrackerThread(tracker, terminal.info) for tracker in trackers]
+        self._send("summarize", facts)
 
-    def start_trackers(self, timm_check: dict[str, Any]) -> None:
-        """Let trackers begin: after the first update, which their start would hold up."""
-        self.write_summary(timm_check=timm_check)
-        first = [("check", (timm_check,))] if self._is_new else []
-        for teller in self._tellers:
-            teller.start(first)
+    def start_trackers(self, timm_check: dict[str, Any] | None = None) -> None:
+        if timm_check is not None:
+            self.write_summary(timm_check=timm_check)
+        first = [("check", (timm_check,))] if timm_check is not None and self._is_new else []
+        for thread in self._threads:
+            thread.start(first)
 
     def wait_for_trackers(self) -> None:
-        """Let trackers finish starting; to be called before processes are forked."""
-        for teller in self._tellers:
-            teller.wait_for_start()
+        for thread in self._threads:
+            thread.wait_for_start()
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """A line of metrics.jsonl, the same to all trackers, and the last values into the summary."""
         # JSON has no NaN
         values = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
         self.summary |= {"step": step} | values
         self._try("metrics.jsonl", lambda: self._append({"step": step} | values))
-        self._tell("log", step, values)
+        self._send("log", step, values)
 
-    def picture(self, step: int, name: str, draw: Callable[[], Image.Image]) -> None:
-        """`pictures/<name>.png`, the last one of that name; drawing may fail like anything else here."""
-
+    def image(self, step: int, name: str, draw: Callable[[], Image.Image], *, title: str, caption: str) -> None:
         def write() -> None:
-            path = self.folder / "pictures" / f"{name}.png"
+            path = self.folder / IMAGES / f"{name}.png"
             path.parent.mkdir(exist_ok=True)
-            picture = draw()
+            image = draw()
             with replacing(path) as partial:
-                picture.save(partial, format="PNG")
-            self._tell("picture", step, name, picture)
+                image.save(partial, format="PNG")
+            self.summary.setdefault(IMAGES, {})[name] = {"title": title, "caption": caption, "step": step}
+            self._send("image", step, name, image)
 
-        self._try(f"pictures/{name}.png", write)
+        self._try(f"{IMAGES}/{name}.png", write)
 
-    def confusion(self, table: ConfusionTable) -> None:
-        """confusion.json: which classes are taken for which."""
-        text = json.dumps(table.to_dict(), ensure_ascii=False) + "\n"
-        self._try("confusion.json", lambda: write_text(self.folder / "confusion.json", text))
-        self._tell("confusion", table.step, table)
+    def table(self, step: int, table: Table, weights: str) -> None:
+        def write() -> None:
+            path = self.folder / TABLES / f"{table.name}.json"
+            path.parent.mkdir(exist_ok=True)
+            content = {"step": step, "weights": weights} | asdict(table)
+            write_text(path, json.dumps(content, ensure_ascii=False) + "\n")
+
+        self._try(f"{TABLES}/{table.name}.json", write)
+        self._send("table", step, table)
 
     def weights(self, files: list[Path]) -> None:
-        """The final weights are in `files`."""
-        self._tell("weights", files)
+        self._send("weights", files)
 
     def write_summary(self, **values: Any) -> None:
-        """summary.json with these values as well."""
         self.summary |= values
-        self._tell("summarize", values)
+        self._send("summarize", values)
         text = json.dumps(self.summary, indent=1, default=str) + "\n"
         self._try("summary.json", lambda: write_text(self.folder / "summary.json", text))
 
     def close(self, **values: Any) -> str | None:
-        """Write the summary, part from all trackers; returns the command that uploads what W&B does not have yet."""
         self.write_summary(**values)
-        for teller in self._tellers:
-            teller.close()
+        for thread in self._threads:
+            thread.close()
         return None if self._wandb is None else self._wandb.sync_command()
 
     def __enter__(self) -> Record:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        """Where training fails, trackers still get what they were told; that it failed they see for themselves."""
         if kind is not None:
-            for teller in self._tellers:
-                teller.abandon()
+            for thread in self._threads:
+                thread.abandon()
 
     # ------------------------------------------------------------------------------------------------------- details
 
-    def _wandb_tracker(self, config: Config, told: int, run_id: str | None) -> WandbTracker | None:
+    def _wandb_tracker(self, config: Config, logged: int, run_id: str | None) -> WandbTracker | None:
         if is_disabled(config.track.wandb):
             return None
         return WandbTracker(
@@ -126,14 +171,14 @@ class Record:
             self.folder,
             run_id=choose_run_id(run_id),
             resumed=run_id is not None,
-            told_step=told,
+            last_logged_step=logged,
             facts=self.summary,
-            say=self._say,
+            info=self.terminal.info,
         )
 
-    def _tell(self, method: str, *values: Any) -> None:
-        for teller in self._tellers:
-            teller.tell(method, *values)
+    def _send(self, method: str, *values: Any) -> None:
+        for thread in self._threads:
+            thread.send(method, *values)
 
     def _append(self, line: dict[str, Any]) -> None:
         with (self.folder / "metrics.jsonl").open("a") as file:
@@ -144,7 +189,7 @@ class Record:
         return int(max(steps, default=0))
 
     def _drop_lines_after(self, step: int) -> None:
-        """A killed run may have logged steps that its last checkpoint does not hold; they will be logged again."""
+        """Drop steps that a killed run logged after its last checkpoint; they will be logged again."""
         kept = [line for line in self._lines() if _step_of(line) <= step] if step else []
         if kept or self._lines():
             text = "".join(f"{line}\n" for line in kept)
@@ -154,17 +199,34 @@ class Record:
         path = self.folder / "metrics.jsonl"
         return path.read_text().splitlines() if path.is_file() else []
 
-    def _try(self, what: str, write: Callable[[], None]) -> None:
+    def _try(self, name: str, write: Callable[[], None]) -> None:
         try:
             write()
-        except Exception as error:  # noqa: BLE001 -- whatever it is, training goes on
-            if what not in self._said:
-                self._say(f"{what} cannot be written: {first_line(error)}; training goes on")
-            self._said.add(what)
+        except Exception as error:  # noqa: BLE001 -- whatever it is, training continues
+            if name not in self._failed:
+                self.terminal.info(f"{name} cannot be written: {first_line(error)}. Training continues.")
+            self._failed.add(name)
+
+
+class RecordShow:
+    """`tasks.task.Show` of a run: what an evaluation of these weights shows goes to the record."""
+
+    def __init__(self, record: SilentRecord, model: nn.Module, step: int, weights: str = "raw") -> None:
+        self.model = model
+        self._record, self._step, self._weights = record, step, weights
+
+    def table(self, table: Table) -> None:
+        self._record.table(self._step, table, self._weights)
+
+    def image(self, name: str, draw: Callable[[], Image.Image], *, title: str, caption: str) -> None:
+        self._record.image(self._step, name, draw, title=title, caption=caption)
+
+    def info(self, text: str) -> None:
+        self._record.terminal.info(text)
 
 
 def _step_of(line: str) -> float:
     try:
         return json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):  # the half line of a killed process
+    except (ValueError, KeyError, TypeError):  # the partial last line of a killed process
         return float("inf")

@@ -1,12 +1,13 @@
-"""What the user sees: the header, the progress, evaluation lines, the summary.
+"""What the user sees in the terminal: the header, progress, evaluations, the summary.
 
-In a terminal the progress is one live bar; in a log file it is a line at each logged step.
+In a terminal the progress is one live bar; in a log file it is a line per logged step.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
@@ -14,38 +15,42 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from vit_scale.format import duration, percent
+from vit_scale.format import duration
+from vit_scale.tasks.task import Metric
+
+PIPE_WIDTH = 120
 
 
-class Screen:
-    """Speaks for the main process; on the others every method does nothing."""
+class Terminal:
+    """Prints for the main rank; on other ranks every method does nothing."""
 
-    def __init__(self, *, enabled: bool, steps: int = 0) -> None:
+    def __init__(self, *, enabled: bool, steps: int = 0, metrics: Sequence[Metric] = ()) -> None:
+        """`steps` is the length of the run, `metrics` what an evaluation reports."""
         self.enabled = enabled
         self.console = Console(quiet=not enabled, highlight=False, width=None)
         if not self.console.is_terminal:
-            self.console.width = 120
-        self._steps = steps
+            self.console.width = PIPE_WIDTH
+        self._steps, self._metrics = steps, metrics
         self._bar: Progress | None = None
-        self._rate: tuple[float, int] | None = None
+        self._started: tuple[float, int] | None = None
 
-    def say(self, text: str) -> None:
-        """A plain line."""
+    def info(self, text: str) -> None:
+        """Print a line."""
         self.console.print(escape(text), soft_wrap=True)
 
     def table(self, title: str, rows: dict[str, str]) -> None:
-        """A title and aligned `name  value` lines."""
+        """Print a title and aligned `name  value` lines."""
         self.console.print(f"[bold]{escape(title)}[/bold]", soft_wrap=True)
         width = max(map(len, rows))
         for name, value in rows.items():
             self.console.print(f"[dim]{name:<{width}}[/dim]  {escape(value)}", soft_wrap=True)
 
     def start(self, step: int) -> None:
-        """Begin the progress at `step`."""
-        self._rate = (time.perf_counter(), step)
+        """Start the progress at `step`."""
+        self._started = (time.perf_counter(), step)
         if self.enabled and self.console.is_terminal:
             columns = (
-                TextColumn("step {task.completed:,} of {task.total:,}"),
+                TextColumn("step {task.completed:,}/{task.total:,}"),
                 BarColumn(24),
                 TextColumn("{task.description}"),
             )
@@ -54,7 +59,7 @@ class Screen:
             self._bar.start()
 
     def advance(self, step: int) -> None:
-        """Cheap enough for every step."""
+        """Move the bar; cheap enough for every step."""
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=step)
 
@@ -62,45 +67,48 @@ class Screen:
         """Show the metrics of a logged step."""
         text = (
             f"loss {metrics['train/loss']:.4f}  lr {metrics['train/lr']:.2e}  "
-            f"{metrics['speed/images_per_second']:,.0f} images/s  {duration(self._left(step))} left"
+            f"{metrics['speed/images_per_second']:,.0f} images/s  ETA {duration(self._seconds_left(step))}"
         )
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=step, description=text)
         else:
-            width = len(f"{self._steps:,}")
-            self.say(f"step {step:>{width},} of {self._steps:,}  {text}")
-
-    def _left(self, step: int) -> float:
-        started, first = self._rate or (time.perf_counter(), step)
-        return (time.perf_counter() - started) / max(1, step - first) * (self._steps - step)
+            self.info(f"step {self._position(step)}  {text}")
 
     def evaluation(self, step: int, metrics: dict[str, float]) -> None:
-        """One line: accuracy of the raw and of the averaged weights."""
-        parts = [f"top-1 {percent(metrics['val/top1'])}", f"loss {metrics['val/loss']:.4f}"]
-        if "val_ema/top1" in metrics:
-            parts.append(f"| EMA top-1 {percent(metrics['val_ema/top1'])}, loss {metrics['val_ema/loss']:.4f}")
-        self.say(f"  evaluation after {step:,} steps: {'  '.join(parts)}")
+        """Print one line: the metrics of the raw and of the EMA weights."""
+        parts = [
+            f"{prefix}{metric.label} {metric.text(metrics[key])}"
+            for section, prefix in (("val", ""), ("val_ema", "EMA "))
+            for metric in self._metrics
+            if metric.brief and (key := f"{section}/{metric.name}") in metrics
+        ]
+        self.info(f"eval {self._position(step)}  {'  '.join(parts)}")
 
     def stop(self) -> None:
-        """End the progress; the lines above stay."""
+        """End the progress; the lines above it stay."""
         if self._bar is not None:
             self._bar.stop()
         self._bar = None
 
     def summary(self, rows: dict[str, str], commands: dict[str, str]) -> None:
-        """The end: results, and the commands worth typing next with what they do."""
+        """Print the results of a finished run, and the commands to try next with their purpose."""
         self.console.print()
         self.table("Finished", rows)
         self.console.print("[bold]Next[/bold]")
-        for command, what in commands.items():
-            self.say(f"  {command}    # {what}")
+        for command, purpose in commands.items():
+            self.info(f"  {command}    # {purpose}")
 
+    def _position(self, step: int) -> str:
+        total = f"{self._steps:,}"
+        return f"{step:>{len(total)},}/{total}"
 
-PIPE_WIDTH = 120
+    def _seconds_left(self, step: int) -> float:
+        started, first = self._started or (time.perf_counter(), step)
+        return (time.perf_counter() - started) / max(1, step - first) * (self._steps - step)
 
 
 def make_console() -> Console:
-    """Standard output; a pipe has PIPE_WIDTH columns unless COLUMNS says otherwise."""
+    """Return standard output; a pipe has PIPE_WIDTH columns unless COLUMNS is set."""
     console = Console(highlight=False, markup=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
@@ -108,7 +116,7 @@ def make_console() -> Console:
 
 
 def make_table(*headings: str, title: str | None = None, gap: int = 2) -> Table:
-    """A table without lines but the one below the headings; the first column is text, the others are numbers."""
+    """Return a table whose only line is below the headings; the first column is text, the others are numbers."""
     table = Table(
         title=title,
         title_justify="left",

@@ -1,26 +1,26 @@
-"""The run as Weights & Biases sees it. A server that cannot be reached makes it an offline run, so nothing is lost."""
+"""Weights & Biases. If the server is unreachable the run is logged offline, so that nothing is lost."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vit_scale.config import Config
 from vit_scale.errors import first_line
 from vit_scale.recipe import to_tree
-from vit_scale.record.trackers import SECONDS_TO_END, Say, Tracker
-from vit_scale.tasks.classify.confusion import ConfusionTable
+from vit_scale.record.trackers import SHUTDOWN_TIMEOUT_S, Tracker
+from vit_scale.tasks.task import Table
 
 if TYPE_CHECKING:
     from PIL import Image
 
-INIT_SECONDS = 10.0
-"""How long a server may take to accept the run before it is recorded offline."""
-FINISH_SECONDS = 15.0
+INIT_TIMEOUT_S = 10.0
+"""How long a server may take to accept the run before it is logged offline."""
+FINISH_TIMEOUT_S = 15.0
 UPLOAD_BYTES_PER_SECOND = 1e6
 """The slowest upload of an artifact that is waited for."""
 
@@ -28,7 +28,7 @@ Mode = Literal["online", "offline"]
 
 
 class WandbTracker(Tracker):
-    """One W&B run over all starts of a training run."""
+    """One W&B run over all launches of a training run."""
 
     name = "W&B"
 
@@ -39,17 +39,17 @@ class WandbTracker(Tracker):
         *,
         run_id: str,
         resumed: bool,
-        told_step: int,
+        last_logged_step: int,
         facts: dict[str, Any],
-        say: Say,
+        info: Callable[[str], None],
     ) -> None:
-        """`told_step`: the highest step that earlier starts may have logged; `facts`: what is known of the run when it
-        starts; another thread may change them."""
+        """`last_logged_step`: the highest step that earlier launches may have logged. `facts` describe the run when it
+        starts; another thread may change them. `info` prints a line."""
         self.id = run_id
-        self._config, self._folder, self._facts, self._say = config, folder, facts, say
-        self._first_step = told_step + 1 if resumed else 0
+        self._config, self._folder, self._facts, self._info = config, folder, facts, info
+        self._first_step = last_logged_step + 1 if resumed else 0
         self._run: Any = None
-        self._whole = True
+        self._complete = True
 
     def load(self) -> None:
         import wandb  # noqa: F401
@@ -59,7 +59,7 @@ class WandbTracker(Tracker):
         if mode == "online":
             problem = self._start_online()
         if problem is not None:
-            self._say(f"W&B {problem}. The run is recorded offline; training goes on.")
+            self._info(f"W&B {problem}. Logging offline; training continues.")
         if self._run is None:
             self._run = self._init("offline")
         self._run.define_metric("step", hidden=True)
@@ -67,15 +67,15 @@ class WandbTracker(Tracker):
         self._run.define_metric("*", step_metric="step")
 
     def _start_online(self) -> str | None:
-        """Why that failed, or None."""
+        """Return why it failed, or None."""
         import wandb
 
         try:
             self._run = self._init("online")
         except Exception as error:  # noqa: BLE001 -- whatever the client raises
-            wandb.teardown()  # its service would still hold the run's id
-            return f"cannot be reached: {_reason(error)}"
-        # The server knows best which steps it has.
+            wandb.teardown()  # its service would still reserve the run id
+            return f"is unreachable: {_reason(error)}"
+        # The server knows which steps it has.
         self._first_step = self._run.starting_step
         return None
 
@@ -99,47 +99,49 @@ class WandbTracker(Tracker):
             settings=wandb.Settings(
                 silent=True,
                 console="off",
-                init_timeout=INIT_SECONDS,
-                finish_timeout=FINISH_SECONDS,
+                init_timeout=INIT_TIMEOUT_S,
+                finish_timeout=FINISH_TIMEOUT_S,
                 finish_timeout_raises=True,
-                # By default a server that is away for some minutes is given up for the rest of the run, unsaid.
+                # By default the client silently gives up on a server that is unreachable for some minutes.
                 x_file_stream_retry_max=100_000,
             ),
         )
 
-    # ----------------------------------------------------------------------------------------------------- what is told
+    # -------------------------------------------------------------------------------------------------------- logging
 
     def log(self, step: int, metrics: dict[str, float | None]) -> None:
         self._log(step, metrics)
 
     def check(self, check: dict[str, Any]) -> None:
-        """Figures in the summary, shapes by stage as a table."""
+        """Log numbers to the summary and shapes per stage as a table."""
         import wandb
 
-        figures = ("matched", "equal", "reason", "params", "timm_params", "macs", "timm_macs", "differences")
-        self._run.summary.update({"timm": {key: check[key] for key in figures}})
+        numbers = ("matched", "equal", "reason", "params", "timm_params", "macs", "timm_macs", "differences")
+        self._run.summary.update({"timm": {key: check[key] for key in numbers}})
         rows = [[stage, str(shapes["ours"]), str(shapes["timm"])] for stage, shapes in check["stages"].items()]
         self._log(0, {"timm/shapes": wandb.Table(columns=["stage", "ours", "timm"], data=rows)})
 
-    def picture(self, step: int, name: str, picture: Image.Image) -> None:
+    def image(self, step: int, name: str, image: Image.Image) -> None:
         import wandb
 
-        self._log(step, {f"pictures/{name}": wandb.Image(picture)})
+        self._log(step, {f"pictures/{name}": wandb.Image(image)})
 
-    def confusion(self, step: int, table: ConfusionTable) -> None:
+    def table(self, step: int, table: Table) -> None:
+        """Log rows as a W&B table; a matrix as W&B's confusion matrix."""
         import wandb
 
-        cells = table.pairs
-        if table.counts is not None:
-            cells = [(i, j, n) for i, row in enumerate(table.counts) for j, n in enumerate(row)]
-        rows = [[table.classes[i], table.classes[j], n] for i, j, n in cells]
-        columns: list[str | int] = ["Actual", "Predicted", "nPredictions"]
-        shown: Any = wandb.Table(columns=columns, data=rows)
-        if table.counts is not None:
-            fields = {str(name): str(name) for name in columns}
-            title = {"title": f"confusion, {table.weights} weights"}
-            shown = wandb.plot_table("wandb/confusion_matrix/v1", shown, fields, title)
-        self._log(step, {"confusion": shown})
+        if not table.matrix:
+            columns: list[str | int] = [*table.columns]
+            self._log(step, {table.name: wandb.Table(columns=columns, data=table.rows)})
+            return
+        names = table.columns
+        cells = [[names[i], names[j], n] for i, row in enumerate(table.rows) for j, n in enumerate(row)]
+        columns = ["Actual", "Predicted", "nPredictions"]
+        fields = {str(name): str(name) for name in columns}
+        shown = wandb.plot_table(
+            "wandb/confusion_matrix/v1", wandb.Table(columns=columns, data=cells), fields, {"title": table.title}
+        )
+        self._log(step, {table.name: shown})
 
     def weights(self, files: list[Path]) -> None:
         if not self._config.track.artifact:
@@ -151,32 +153,32 @@ class WandbTracker(Tracker):
             artifact.add_file(str(path))
         logged = self._run.log_artifact(artifact, aliases=["final"])
         if not self._run.offline:
-            logged.wait(timeout=int(self.seconds_to_end() - FINISH_SECONDS))
+            logged.wait(timeout=int(self.shutdown_timeout() - FINISH_TIMEOUT_S))
 
     def summarize(self, summary: dict[str, Any]) -> None:
         self._run.summary.update({k: v for k, v in summary.items() if isinstance(v, int | float | str)})
 
     def finish(self) -> None:
-        self._whole = False
+        self._complete = False
         self._run.finish(exit_code=0)
-        self._whole = self._run.offline or not _upload_failed(Path(self._run.settings.log_internal))
+        self._complete = self._run.offline or not _upload_failed(Path(self._run.settings.log_internal))
 
-    def seconds_to_end(self) -> float:
+    def shutdown_timeout(self) -> float:
         files = self._folder.glob("model*.safetensors") if self._config.track.artifact else ()
-        return SECONDS_TO_END + sum(path.stat().st_size for path in files) / UPLOAD_BYTES_PER_SECOND
+        return SHUTDOWN_TIMEOUT_S + sum(path.stat().st_size for path in files) / UPLOAD_BYTES_PER_SECOND
 
     def sync_command(self) -> str | None:
-        """What uploads all that the server does not have; None where it has everything."""
+        """Return the command that uploads what the server does not have; None if it has everything."""
         offline = sorted((self._folder / "wandb").glob(f"offline-run-*-{self.id}"))
         folders = [folder for folder in offline if not any(folder.glob("*.synced"))]
         options = []
-        if self._run is not None and not self._run.offline and not self._whole:
+        if self._run is not None and not self._run.offline and not self._complete:
             folders.append(Path(self._run.dir).parent)
             options.append("--include-online")
         return shlex.join(["wandb", "sync", *options, *map(os.path.relpath, folders)]) if folders else None
 
     def _log(self, step: int, values: Mapping[str, Any]) -> None:
-        """A killed run may have told of steps beyond its last checkpoint; W&B's history cannot go back."""
+        """Skip steps that a killed run already logged after its last checkpoint: W&B's history cannot go back."""
         if step >= self._first_step:
             self._run.log({"step": step, **values}, step=step)
 
@@ -187,17 +189,17 @@ _FACTS = (
 
 
 def is_disabled(asked: str) -> bool:
-    """Whether W&B is to be left alone, by `track.wandb` or, where that is `auto`, by the environment."""
+    """Return whether W&B is disabled, by `track.wandb` or, if that is `auto`, by the environment."""
     return asked == "disabled" or (asked == "auto" and os.environ.get("WANDB_MODE") == "disabled")
 
 
 def choose_run_id(before: str | None) -> str:
-    """The id of the W&B run: what a sweep's agent or the user has set, that of earlier starts, or a new one."""
+    """Return the W&B run id: set by a sweep agent or the user, used by earlier launches, or new."""
     return os.environ.get("WANDB_RUN_ID") or before or secrets.token_hex(4)
 
 
 def _choose_mode(asked: str) -> tuple[Mode, str | None]:
-    """What to start in, and why it is not what was asked for; never a prompt."""
+    """Return the mode, and why it is not the requested one; never prompts."""
     mode = os.environ.get("WANDB_MODE") if asked == "auto" else asked
     if mode in ("offline", "dryrun"):
         return "offline", None
@@ -206,14 +208,14 @@ def _choose_mode(asked: str) -> tuple[Mode, str | None]:
     try:
         logged_in = wandb.login(prompt=False, verify=False)
     except Exception as error:  # noqa: BLE001 -- a key that is none
-        return "offline", f"does not take the key: {first_line(error)}"
+        return "offline", f"rejects the API key: {first_line(error)}"
     if logged_in:
         return "online", None
-    return "offline", "has no key here (`wandb login` gives it one)" if mode == "online" else None
+    return "offline", "has no API key here (run `wandb login`)" if mode == "online" else None
 
 
 def _upload_failed(log: Path) -> bool:
-    """Whether the client gave up on the server, as it does where its key is refused: it tells nobody but its log."""
+    """Return whether the client gave up on the server, as with a rejected API key: only its log says so."""
     try:
         return "filestream: fatal error" in log.read_text(errors="replace")
     except OSError:
@@ -221,11 +223,11 @@ def _upload_failed(log: Path) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """The client's message in a few words."""
+    """Shorten the client's message."""
     text = str(error).strip()
     if "error 401" in text or "error 403" in text:
-        return "it refuses the key (`wandb login --relogin` sets another)"
+        return "the server rejects the API key (`wandb login --relogin` sets another)"
     last = text.splitlines()[-1] if text else type(error).__name__
     if last.endswith("context deadline exceeded"):
-        return f"no answer in {INIT_SECONDS:.0f} s"
+        return f"no response within {INIT_TIMEOUT_S:.0f} s"
     return last.rpartition("retrying: ")[2].rstrip(".")[:200]

@@ -12,8 +12,14 @@ from vit_scale.config import Config
 from vit_scale.cost.activations import Activations, Precision, measured_activations, vit_activations
 from vit_scale.cost.count import ModelCount, count_model
 from vit_scale.cost.memory import States, Strategy, optimiser_moments, states_by_strategy
-from vit_scale.cost.timm_check import build_for_counting
+from vit_scale.cost.meta import build_on_meta
 from vit_scale.cost.trace import stage_names
+from vit_scale.cost.training import CostPart, frozen_bytes, training_cost
+from vit_scale.data.batch import DataInfo
+from vit_scale.models.interface import backbone_of
+from vit_scale.models.variants import TIMM_PREFIX, resolve_variant
+from vit_scale.tasks import task_class
+from vit_scale.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -55,12 +61,19 @@ class ModelReport:
     patch_size: tuple[int, int] | None
     classes: int
     count: ModelCount
-    train_flops: int
-    """FLOPs that a training step really spends on an image."""
+    cost_parts: tuple[CostPart, ...]
+    """What training runs, by the task: the model, and perhaps a decoder or a teacher."""
+    train_flops_by_part: dict[str, float]
+    """FLOPs executed per training image, by part of the task."""
     activations: Activations
     memory: dict[Strategy, dict[str, int]]
     """Bytes on each GPU: strategy -> part -> bytes; with activations where the batch is known."""
     assumed: Assumed
+
+    @property
+    def train_flops(self) -> float:
+        """FLOPs executed per training image."""
+        return sum(self.train_flops_by_part.values())
 
     def memory_total(self, strategy: Strategy) -> int:
         """Bytes on each GPU."""
@@ -87,6 +100,7 @@ class ModelReport:
             "quadratic_share": count.quadratic_share,
             "train_flops_per_image_nominal": count.nominal_train_flops_per_image,
             "train_flops_per_image_spent": self.train_flops,
+            "train_flops_per_image_by_part": self.train_flops_by_part,
             "activation_bytes_per_image": self.activations.total,
             "activation_bytes_by_part": self.activations.by_part,
             "activation_bytes_recomputed": self.activations.recomputed,
@@ -95,9 +109,22 @@ class ModelReport:
         }
 
 
-def report_on(config: Config, *, gpus: int = 8, batch: int | None = None, recipe: str | None = None) -> ModelReport:
-    """Count the model of `config` on the meta device and work out what training it takes."""
-    model = build_for_counting(config.model)
+def report_on(
+    config: Config,
+    *,
+    gpus: int = 8,
+    batch: int | None = None,
+    recipe: str | None = None,
+    task_type: type[Task] | None = None,
+) -> ModelReport:
+    """Count the model of `config` on the meta device, and what training it on its task takes.
+
+    `task_type`: another task than `task.name`.
+    """
+    task = _task_without_data(config, task_type or task_class(config))
+    trained = build_on_meta(task.build)
+    parts = task.cost_parts(trained)
+    model = backbone_of(trained)
     count = count_model(model)
     assumed = _assumed(config, gpus, batch)
     cost: dict[str, Any] = {
@@ -115,9 +142,10 @@ def report_on(config: Config, *, gpus: int = 8, batch: int | None = None, recipe
         patch_size=model.patch_size,  # type: ignore[arg-type]
         classes=model.num_classes,  # type: ignore[arg-type]
         count=count,
-        train_flops=count.train_flops_per_image(**cost, batch=assumed.batch),
+        cost_parts=tuple(parts),
+        train_flops_by_part=training_cost(parts, config, batch=assumed.batch).flops,
         activations=activations,
-        memory=_memory(config, model, count, assumed, activations),
+        memory=_memory(config, trained, parts, assumed, activations),
         assumed=assumed,
     )
 
@@ -141,19 +169,30 @@ def _activations(
     config: Config, model: nn.Module, count: ModelCount, precision: Precision, cost: dict[str, Any]
 ) -> Activations:
     if count.variant is not None:
-        return vit_activations(count.variant, precision=precision, attention=config.model.attention, **cost)
+        return vit_activations(count.variant, precision=precision, kernel=config.model.kernel, **cost)
     checkpointing = config.parallel.activation_checkpointing
     if checkpointing != "none":
         model.set_activation_checkpointing(checkpointing)  # type: ignore[operator]
     return measured_activations(model, model.img_size, model.in_chans, precision)  # type: ignore[arg-type]
 
 
+def _task_without_data(config: Config, task_type: type[Task]) -> Task:
+    """Return the task of a recipe whose data is not opened; missing numbers are those of the model's own table."""
+    model = dataclasses.replace(config.model, weights=None, kernel="auto")
+    classes, channels = 1000, 3
+    if not model.name.startswith(TIMM_PREFIX):
+        variant = resolve_variant(model)
+        classes, channels = variant.num_classes, variant.in_chans
+    names = tuple(map(str, range(classes if model.num_classes is None else model.num_classes)))
+    return task_type(dataclasses.replace(config, model=model), DataInfo(0, model.in_chans or channels, names))
+
+
 def _memory(
-    config: Config, model: nn.Module, count: ModelCount, assumed: Assumed, activations: Activations
+    config: Config, model: nn.Module, parts: list[CostPart], assumed: Assumed, activations: Activations
 ) -> dict[Strategy, dict[str, int]]:
     stages = [model.get_submodule(name) for name in stage_names(model)]
     states = States(
-        params=count.params,
+        params=sum(p.numel() for p in model.parameters()),
         gpus=assumed.gpus,
         precision=assumed.precision,
         moments=optimiser_moments(config.optim.name, config.optim.momentum),
@@ -161,7 +200,10 @@ def _memory(
         largest_block=max(sum(p.numel() for p in stage.parameters()) for stage in stages),
     )
     memory = states_by_strategy(states)
-    if assumed.batch is not None:
-        for parts in memory.values():
-            parts["activations"] = assumed.batch * activations.total
+    frozen = frozen_bytes(parts, assumed.precision)
+    for sizes in memory.values():
+        if frozen:
+            sizes["frozen"] = frozen
+        if assumed.batch is not None:
+            sizes["activations"] = assumed.batch * activations.total
     return memory

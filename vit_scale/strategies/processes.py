@@ -97,3 +97,11 @@ def init_group_after_restart(timeout_seconds: float) -> None:
         world_size=world,
         timeout=timeout,
     )
+
+
+def reset_accelerate() -> None:
+    """Forget accelerate's global state, so that another run of this process may choose another strategy."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,9 @@ from vit_scale.strategies.shards import Shards, gather_pieces, to_device
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+RESERVED_BYTES_PER_PARAM = 8
+"""Two fp32 moments, the state of Adam; most other optimizers keep less."""
+
 
 class ReplicatedStrategy:
     """One process (`single`) or DDP."""
@@ -33,7 +36,7 @@ class ReplicatedStrategy:
         """Do nothing: every rank constructs the full model."""
         return nullcontext()
 
-    def editing(self, parameter: nn.Parameter) -> AbstractContextManager[torch.Tensor]:
+    def editing(self, parameter: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
         """Give access to a parameter's values."""
         return nullcontext(parameter.data)
 
@@ -84,9 +87,22 @@ class PlainEngine:
         """Use the micro-batch and accumulation steps of `plan` from the next step on."""
         self.accumulation = plan.accumulation
 
-    def editing(self, parameter: nn.Parameter) -> AbstractContextManager[torch.Tensor]:
+    def editing(self, parameter: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
         """Give access to a parameter's values."""
         return nullcontext(parameter.data)
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Discard the gradient of the passes inside."""
+        try:
+            yield
+        finally:
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def future_bytes(self) -> int:
+        """Return the bytes of optimizer state that the first step will allocate."""
+        trained = [p for group in self.optimizer.param_groups for p in group["params"]]
+        return RESERVED_BYTES_PER_PARAM * sum(p.numel() for p in trained if not self.optimizer.state.get(p))
 
 
 class AcceleratedEngine(PlainEngine):
@@ -115,6 +131,12 @@ class AcceleratedEngine(PlainEngine):
     def step(self, clip_norm: float) -> torch.Tensor:
         """Step the optimizer unless the gradient is non-finite; return the gradient norm."""
         return guarded_step(self.optimizer, clip_norm, self._accelerator.scaler)
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Discard the gradient of the passes inside, without sending it to other ranks."""
+        with super().trying(), self._accelerator.no_sync(self._wrapped):
+            yield
 
     def set_micro_batch(self, plan: Plan) -> None:
         """Use the micro-batch and accumulation steps of `plan` from the next step on."""

@@ -74,8 +74,14 @@ class Engine(Protocol):
     def set_micro_batch(self, plan: Plan) -> None:
         """Use the micro-batch and accumulation steps of `plan` from the next step on."""
 
-    def editing(self, parameter: nn.Parameter) -> AbstractContextManager[torch.Tensor]:
+    def editing(self, parameter: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
         """Give access to the full values of an untrained parameter."""
+
+    def trying(self) -> AbstractContextManager[None]:
+        """Enter around a forward and backward pass between steps whose gradient is discarded."""
+
+    def future_bytes(self) -> int:
+        """Return the bytes on the device that the first step will allocate and keep."""
 
 
 class Strategy(Protocol):
@@ -89,7 +95,7 @@ class Strategy(Protocol):
     def constructing(self) -> AbstractContextManager[None]:
         """Enter around the construction of a model whose layers initialize themselves only in their constructors."""
 
-    def editing(self, parameter: nn.Parameter) -> AbstractContextManager[torch.Tensor]:
+    def editing(self, parameter: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
         """Give access to the full values of a parameter: writable inside, resharded after."""
 
     def place(self, model: nn.Module) -> None:

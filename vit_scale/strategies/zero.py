@@ -51,7 +51,7 @@ class ZeroStrategy:
             handle.remove()
 
     @contextmanager
-    def editing(self, parameter: nn.Parameter) -> Iterator[torch.Tensor]:
+    def editing(self, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
         """Give access to the full values of a parameter; all ranks must enter, and the changes of rank 0 count.
 
         The values of a sharded parameter are an fp32 copy on the host, so that random draws are those of an
@@ -123,6 +123,7 @@ class ZeroEngine:
         self.input_dtype = next(model.parameters()).dtype
         self.loss_scale = deepspeed_loss_scale(wrapped.optimizer)
         self._strategy, self._wrapped, self._accelerator = strategy, wrapped, accelerator
+        self._is_trying = False
 
     def __call__(self, *args: torch.Tensor) -> Any:
         """Run the forward pass."""
@@ -134,7 +135,10 @@ class ZeroEngine:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of a micro-batch; after the last one of a step, DeepSpeed clips and steps."""
-        self._accelerator.backward(loss)
+        if self._is_trying:
+            self._wrapped.backward(loss)
+        else:
+            self._accelerator.backward(loss)
 
     def step(self, clip_norm: float) -> torch.Tensor:
         """Return the gradient norm of the step that the last `backward` took, clipped to the recipe's norm."""
@@ -148,6 +152,25 @@ class ZeroEngine:
         self._wrapped.set_train_batch_size(plan.global_batch)
         self._wrapped.optimizer.gradient_accumulation_steps = plan.accumulation
 
-    def editing(self, parameter: nn.Parameter) -> AbstractContextManager[torch.Tensor]:
+    def editing(self, parameter: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
         """Give access to the full values of a parameter; all ranks must enter, and the changes of rank 0 count."""
         return self._strategy.editing(parameter)
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Discard the gradient of the passes inside. Ranks communicate in them as in a step."""
+        zero, before = self._wrapped.optimizer, self._wrapped.optimizer.micro_step_id
+        self._is_trying = True
+        self._wrapped.set_gradient_accumulation_boundary(is_boundary=False)
+        try:
+            yield
+        finally:
+            self._is_trying = False
+            zero.zero_grad()
+            zero.micro_step_id = before
+            if isinstance(self.shards, Zero12Shards):
+                zero.averaged_gradients = {}
+
+    def future_bytes(self) -> int:
+        """Return 0: DeepSpeed allocates its state when the engine is built."""
+        return 0

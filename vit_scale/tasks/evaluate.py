@@ -1,53 +1,34 @@
-"""Accuracy and loss, each image counted exactly once over all processes."""
+"""One pass over the validation images, for training and launch/eval.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 
-from vit_scale.tasks.classify.analysis import Inspection
-
-EvalBatches = Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+from vit_scale.data.batch import Batch
+from vit_scale.tasks.task import Evaluator, Task
 
 
 @torch.no_grad()
 def evaluate(
+    task: Task,
     model: nn.Module,
-    batches: EvalBatches,
-    inputs: Callable[[torch.Tensor], torch.Tensor],
-    device: torch.device,
-    inspection: Inspection | None = None,
-) -> dict[str, float]:
-    """`loss`, `top1` and `top5` of `model` over `batches` of (uint8 images, labels, weights).
+    batches: Iterable[Batch],
+    *,
+    inspect: bool = False,
+    advance: Callable[[], None] = lambda: None,
+) -> Evaluator:
+    """Evaluate `model` on `batches` in evaluation mode; `advance` is called after each batch.
 
-    `inputs` makes of the images what the model takes; `inspection` is shown every batch.
-
-    Counts are summed over processes before they are divided. Weight 0 marks the padding that gives every process the
-    same number of batches.
+    Every rank must call it, with the same number of batches; padding counts for nothing.
     """
-    was_training = model.training
+    evaluator = task.evaluator(inspect=inspect)
+    training = model.training
     model.eval()
-    sums = torch.zeros(4, dtype=torch.float64, device=device)  # images, loss, top-1, top-5
-    for images, labels, weights in batches:
-        labels, weights = labels.to(device, non_blocking=True), weights.to(device, non_blocking=True)
-        logits_BC = model(inputs(images)).float()
-        sums += _batch_sums(logits_BC, labels, weights.double())
-        if inspection is not None:
-            inspection.add(images, logits_BC, labels, weights)
-    model.train(was_training)
-    if dist.is_initialized():
-        dist.all_reduce(sums)
-    images_seen, loss, top1, top5 = sums.tolist()
-    return {"loss": loss / images_seen, "top1": top1 / images_seen, "top5": top5 / images_seen}
-
-
-def _batch_sums(logits_BC: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    loss = F.cross_entropy(logits_BC, labels, reduction="none").double()
-    ranked = logits_BC.topk(min(5, logits_BC.shape[1]), dim=1).indices
-    hits = ranked.eq(labels[:, None]).double()
-    rows = torch.stack((torch.ones_like(loss), loss, hits[:, 0], hits.sum(1)))
-    return rows @ weights
+    for batch in batches:
+        evaluator.add(task.predict(model, batch), batch)
+        advance()
+    model.train(training)
+    return evaluator

@@ -1,1 +1,20 @@
-"""The training loop, its state, optimizers and signals."""
+"""The training loop, its state, optimizers and signals.
+
+`vit_scale.train(recipe)` trains a recipe: a package and a function share the name, so this package is callable.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _CallablePackage(ModuleType):
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        # By name, as the commands of vit-scale are: the function stands above this package.
+        return importlib.import_module("vit_scale.api").train(*args, **options)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

@@ -1,54 +1,53 @@
-"""The end of a run: final weights, summary, and what to type next."""
+"""The end of a run: final weights, summary, and the commands to try next."""
 
 from __future__ import annotations
 
 import shlex
-import time
 from pathlib import Path
 
 from vit_scale.checkpoints.final_weights import write_final_weights
-from vit_scale.format import duration, percent
-from vit_scale.train.build import Run
+from vit_scale.format import duration
+from vit_scale.train.run import Run
 
 
-def finish(run: Run) -> None:
-    """Write the final weights and the summary, and show it; all processes take part."""
+def finish(run: Run, seconds: float) -> None:
+    """Write the final weights and the summary of a run that took `seconds`, and print it; every rank must call it."""
     files = write_final_weights(run.state, run.folder, is_main=run.state.engine.rank == 0)
     run.close()
-    for problem in (run.checkpoints.problem(), run.train_loader.problems.summary(), run.eval_loader.problems.summary()):
+    for problem in (run.checkpoints.problem(), *run.loaders.problems()):
         if problem:
-            run.screen.say(problem)
-    if run.record is None:
-        return
-    seconds = time.perf_counter() - run.started
+            run.record.terminal.info(problem)
     summary = run.record.summary
     run.record.weights(files)
     sync = run.record.close(finished=True, seconds=round(seconds, 1))
-    rows = {"top-1": _accuracies(summary), "best": _best(run), "time": _time(seconds, summary)}
+    rows = _results(run, summary) | {"best": _best(run), "time": _time(seconds, summary)}
     rows["weights"] = ", ".join(map(str, files))
-    rows["record"] = f"{run.folder}/metrics.jsonl, summary.json"
-    run.screen.summary(rows, _next_commands(run.folder, sync))
+    rows["logs"] = f"{run.folder}/metrics.jsonl, summary.json"
+    run.record.terminal.summary(rows, _next_commands(run.folder, sync))
 
 
 def _next_commands(folder: Path, sync: str | None) -> dict[str, str]:
-    """Commands that a user may want now, with what they are for."""
+    """Return commands to try next, with their purpose."""
     quoted = shlex.quote(str(folder))
     commands = {
-        f"python launch/show_run.py {quoted}": "a page with curves and pictures",
-        f"python launch/eval.py {quoted}": "accuracy of each class, calibration",
-        f"python launch/predict.py {quoted} IMAGE": "try it",
+        f"python launch/show_run.py {quoted}": "an HTML page with curves and images",
+        f"python launch/eval.py {quoted}": "metrics in detail",
+        f"python launch/predict.py {quoted} IMAGE": "predict your own images",
     }
     return commands | ({sync: "upload to W&B"} if sync else {})
 
 
-def _accuracies(summary: dict[str, float]) -> str:
-    """From the record, which a run that was killed between its last step and this has from before."""
-    kinds = {"raw": "val/top1", "EMA": "val_ema/top1"}
-    return ", ".join(f"{percent(summary[key])} {kind}" for kind, key in kinds.items() if key in summary)
+def _results(run: Run, summary: dict[str, float]) -> dict[str, str]:
+    """Return the last value of the first metric, from the summary: a resumed run may not have evaluated since."""
+    metric = run.task.metrics[0]
+    kinds = {"raw": f"val/{metric.name}", "EMA": f"val_ema/{metric.name}"}
+    values = [f"{metric.text(summary[key])} ({kind})" for kind, key in kinds.items() if key in summary]
+    return {metric.label: ", ".join(values)} if values else {}
 
 
 def _best(run: Run) -> str:
-    return f"{percent(run.state.best or 0.0)} after {run.state.best_step:,} steps"
+    best = run.state.best
+    return "none" if best is None else f"{run.task.metrics[0].text(best)} at step {run.state.best_step:,}"
 
 
 def _time(seconds: float, summary: dict[str, float]) -> str:

@@ -1,31 +1,28 @@
 """The training loop.
 
-An update takes the global batch in micro batches, and everything it does is a function of (seed, step). The device is
-asked for numbers at logged steps only.
+A step takes the global batch in micro-batches, and everything it does is a function of (seed, step). The device is
+read at logged steps only.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from signal import Signals
-from typing import NamedTuple
 
-import torch
+from torch import Tensor
 
-from vit_scale.data.loading.loaders import Batch
+from vit_scale.data.batch import Batch
 from vit_scale.errors import UserError
+from vit_scale.models.interface import backbone_of
 from vit_scale.recipe import to_tree
+from vit_scale.record.record import RecordShow
 from vit_scale.strategies.norms import weight_norm
 from vit_scale.strategies.processes import wait_for_all
-from vit_scale.tasks.classify.analysis import Inspection
-from vit_scale.tasks.classify.loss import classification_loss
 from vit_scale.tasks.evaluate import evaluate
-from vit_scale.train.build import Run
 from vit_scale.train.meter import Meter
-from vit_scale.train.show import show_batch, show_inspection
+from vit_scale.train.run import Run
 from vit_scale.train.signals import EXIT_STATUS, Interrupt
-from vit_scale.train.update import update as take_step
+from vit_scale.train.update import update
 
 
 def train(run: Run) -> int:
@@ -33,21 +30,20 @@ def train(run: Run) -> int:
     state, options = run.state, run.config.run
     meter = Meter(run)
     first = state.step + 1
-    run.screen.start(state.step)
-    with Interrupt(run.config.parallel.timeout_seconds) as interrupt, run.record or nullcontext():
-        for batches in meter.timed(run.updates()):
+    run.record.terminal.start(state.step)
+    with Interrupt(run.config.parallel.timeout_seconds) as interrupt, run.record:
+        for batches in meter.timed(run.steps()):
             if is_logged(run, state.step + 1):
                 meter.watch_update()
-            loss, norm = update(run, batches)
-            state.step += 1
-            meter.add(loss, norm)
-            run.screen.advance(state.step)
+            parts, norm = take_step(run, batches)
+            meter.add(parts, norm)
+            run.record.terminal.advance(state.step)
             last = state.step == run.plan.steps
             if last or state.step % options.log_every == 0:
                 log(run, meter)
             if state.step == first:
                 with meter.paused():
-                    tell_of_start(run, batches[0])
+                    after_first_step(run, batches[0])
             improved = (last or state.step % options.eval_every == 0) and evaluate_now(run, meter)
             signal = interrupt.agreed()
             if last or signal or improved or state.step % options.save_every == 0:
@@ -57,150 +53,116 @@ def train(run: Run) -> int:
     return 0
 
 
-def tell_of_start(run: Run, batch: Batch) -> None:
-    """What the first update of a start need not wait for: how the model compares with timm's, which the trackers that
-    then begin hear of first, and a picture of the batch.
-    """
-    if run.check is not None and run.record is not None:
-        outcome = run.check.result(run.state.model.num_classes, run.state.model.in_chans)
-        run.screen.say(f"timm       {outcome.summary()}")
-        run.record.start_trackers(outcome.to_dict())
-    if run.state.step == 1:
-        show_batch(run, *prepare(run, batch, step=0))
+def take_step(run: Run, batches: list[Batch]) -> tuple[dict[str, Tensor], Tensor]:
+    """Take the next step of a run; return the parts of the loss and the gradient norm, on the device."""
+    state, config = run.state, run.config
+    lr, seed, clip_norm = run.lr_at(state.step), config.run.seed, config.optim.clip_norm
+    parts, norm = update(run.task, state, batches, lr=lr, seed=seed, clip_norm=clip_norm)
+    state.step += 1
+    return parts, norm
+
+
+def after_first_step(run: Run, batch: Batch) -> None:
+    """Do what the first step of a launch need not wait for: the check against timm, trackers, an image grid."""
+    timm_check = None
+    if run.check is not None:
+        model = backbone_of(run.state.model)
+        outcome = run.check.result(model.num_classes, model.in_chans)
+        run.record.terminal.info(f"timm check  {outcome.summary()}")
+        timm_check = outcome.to_dict()
+    run.record.start_trackers(timm_check)
+    if run.state.step == 1 and run.record.terminal.enabled and run.config.track.pictures != "never":
+        run.task.show_batch(run.task.inputs(batch, step=0), RecordShow(run.record, run.state.model, step=1))
 
 
 def is_logged(run: Run, step: int) -> bool:
-    """Whether the numbers of update `step` are read."""
+    """Return whether the metrics of `step` are read from the device."""
     options = run.config.run
     return step == run.plan.steps or step % options.log_every == 0 or step % options.eval_every == 0
 
 
-class _Inputs(NamedTuple):
-    args: tuple[torch.Tensor, ...]
-    targets: torch.Tensor
-
-
-@dataclass
-class _Classification:
-    """The loss of a run, until tasks are objects."""
-
-    run: Run
-
-    def before_update(self, batches: list[Batch], step: int, forward: object) -> None:
-        pass
-
-    def inputs(self, batch: Batch, step: int) -> _Inputs:
-        images, targets = prepare(self.run, batch, step)
-        return _Inputs((images,), targets)
-
-    def loss(self, outputs: torch.Tensor, inputs: _Inputs) -> dict[str, torch.Tensor]:
-        return {"loss": classification_loss(self.run.config.optim.loss, outputs, inputs.targets)}
-
-
-def update(run: Run, batches: list[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
-    """One update of the weights from the micro batches of this process; returns loss and gradient norm."""
-    config, step = run.config, run.state.step
-    parts, norm = take_step(
-        _Classification(run),
-        run.state,
-        batches,
-        lr=run.lr.at(step),
-        seed=config.run.seed,
-        clip_norm=config.optim.clip_norm,
-    )
-    return parts["loss"], norm
-
-
-def prepare(run: Run, batch: Batch, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normalised, mixed images at the size of the step, counted from 0, and soft targets, on the device."""
-    images = run.normalize(batch.images.to(run.device, non_blocking=True))
-    labels = batch.labels.to(run.device, non_blocking=True)
-    offset = int(batch.positions[0]) % run.plan.global_batch
-    images, targets = run.mixing(images, labels, step=step, offset=offset)
-    return run.progressive(images, step).to(run.state.engine.input_dtype), targets
-
-
 def log(run: Run, meter: Meter) -> None:
-    """Read the device, record, and stop a run that has gone bad."""
+    """Read the device, record the metrics, and stop a run that has diverged."""
     if not meter.steps:
         return
     metrics = meter.read()
-    run.screen.progress(run.state.step, metrics)
-    if run.record is not None:
-        run.record.log(run.state.step, metrics)
+    run.record.terminal.progress(run.state.step, metrics)
+    run.record.log(run.state.step, metrics)
     if int(run.state.consecutive_skipped_steps.item()) >= run.config.run.max_bad_steps:
-        raise gone_bad(run, meter, metrics)
+        raise divergence_error(run, meter, metrics)
 
 
-def gone_bad(run: Run, meter: Meter, metrics: dict[str, float]) -> UserError:
-    """What is known of a run whose updates are not finite any more; all processes must call it."""
-    last, bad = run.state.step, int(run.state.consecutive_skipped_steps.item())
-    good = run.checkpoints.good
+def divergence_error(run: Run, meter: Meter, metrics: dict[str, float]) -> UserError:
+    """Describe a run whose steps are not finite any more; every rank must call it."""
+    last, skipped = run.state.step, int(run.state.consecutive_skipped_steps.item())
+    first = last - skipped + 1
     finite = "none" if meter.finite_norm is None else f"{meter.finite_norm.item():.3g}"
     return UserError(
-        f"Training diverged: non-finite loss or gradient for {bad} consecutive steps ({last - bad + 1:,}-{last:,}): "
+        f"Training diverged: non-finite loss or gradient for {skipped} consecutive steps ({first:,}-{last:,}): "
         f"learning rate {metrics['train/lr']:.2e}, gradient norm {metrics['train/grad_norm']} (last finite: {finite}), "
         f"weight norm {weight_norm(run.state.engine.shards, run.device):.4g}.\n"
-        f"The weights are unchanged since before step {last - bad + 1:,}; "
-        f"last checkpoint from before it: {good or 'none'}.\n"
-        f"To recover, set run.resume={good or 'never'} with a new run.dir, and try a lower optim.lr, a longer warmup "
-        "or parallel.precision=fp32."
+        f"The weights are unchanged since before step {first:,}; last checkpoint from before it: "
+        f"{run.checkpoints.good or 'none'}.\n"
+        "To recover, set run.resume to it with a new run.dir, and try a lower optim.lr, a longer warmup or "
+        "parallel.precision=fp32."
     )
 
 
 def evaluate_now(run: Run, meter: Meter) -> bool:
-    """Evaluate raw and averaged weights; True where this is the best so far."""
-    state = run.state
+    """Evaluate raw and EMA weights; returns whether this is the best result so far."""
+    state, best_metric = run.state, run.task.metrics[0]
     log(run, meter)
-    if run.record is not None:
-        run.record.wait_for_trackers()
+    run.record.wait_for_trackers()
     if state.ema is None:
-        metrics = {f"val/{k}": v for k, v in inspect(run, "raw").items()}
+        metrics = _evaluate(run, "raw", inspect=_is_inspected(run))
     else:
-        raw = evaluate(state.model, run.eval_loader, run.inputs, run.device)
+        metrics = _evaluate(run, "raw", inspect=False)
         with state.ema.applied():
-            averaged = inspect(run, "ema")
-        metrics = {f"val/{k}": v for k, v in raw.items()} | {f"val_ema/{k}": v for k, v in averaged.items()}
-    best = max(metrics["val/top1"], metrics.get("val_ema/top1", 0.0))
-    improved = state.best is None or best > state.best
+            metrics |= _evaluate(run, "ema", inspect=_is_inspected(run))
+    keys = (f"val/{best_metric.name}", f"val_ema/{best_metric.name}")
+    best = best_metric.best_of([metrics[key] for key in keys if key in metrics])
+    improved = best_metric.is_better(best, state.best)
     if improved:
         state.best, state.best_step = best, state.step
-    run.screen.evaluation(state.step, metrics)
-    if run.record is not None:
-        run.record.log(state.step, {"epoch": run.plan.epoch(state.step)} | metrics)
-        run.record.write_summary(**{"best/val/top1": state.best, "best/step": state.best_step})
+    run.record.terminal.evaluation(state.step, metrics)
+    run.record.log(state.step, {"epoch": run.plan.epoch(state.step)} | metrics)
+    run.record.write_summary(**{f"best/val/{best_metric.name}": state.best, "best/step": state.best_step})
     meter.restart()
     return improved
 
 
-def inspect(run: Run, weights: str) -> dict[str, float]:
-    """Evaluate the weights that the model has now and, where `track.pictures` says so, show what they do."""
-    wanted = run.config.track.pictures
-    last = run.state.step == run.plan.steps
-    inspection = Inspection(run.state.model.num_classes) if wanted == "every" or (wanted == "last" and last) else None
-    metrics = evaluate(run.state.model, run.eval_loader, run.inputs, run.device, inspection)
-    if inspection is not None:
-        show_inspection(run, inspection, weights)
-    return metrics
+def _is_inspected(run: Run) -> bool:
+    when = run.config.track.pictures
+    return when == "every" or (when == "last" and run.state.step == run.plan.steps)
+
+
+def _evaluate(run: Run, weights: str, *, inspect: bool) -> dict[str, float]:
+    """Evaluate the weights that the model has now; with `inspect` also show tables and images."""
+    evaluator = evaluate(run.task, run.state.model, run.loaders.val, inspect=inspect)
+    metrics = evaluator.metrics()
+    if inspect:
+        evaluator.show(RecordShow(run.record, run.state.model, run.state.step, weights))
+    section = "val" if weights == "raw" else "val_ema"
+    return {f"{section}/{metric.name}": metrics[metric.name] for metric in run.task.metrics}
 
 
 def save(run: Run) -> None:
-    """Write a checkpoint in the background; all processes take part."""
-    summary = run.record.summary if run.record is not None else {}
-    meta = {key: summary.get(key) for key in ("versions", "git_commit", "wandb_id", "class_names")}
+    """Write a checkpoint in the background; every rank must call it."""
+    summary = run.record.summary
+    meta = {key: summary.get(key) for key in ("versions", "git_commit", "wandb_id", "class_names", "in_chans", "task")}
     run.checkpoints.save(run.state, meta | {"config": to_tree(run.config), "plan": asdict(run.plan)})
     if problem := run.checkpoints.problem():
-        run.screen.say(f"{problem} Training continues.")
+        run.record.terminal.info(f"{problem} Training continues.")
 
 
 def stop_early(run: Run, signal: Signals) -> int:
-    """End cleanly after a signal, with the way to go on."""
+    """Stop cleanly after a signal, and print how to resume."""
     run.close()
     # A launcher ends all processes once the first has left; the main one must have finished its checkpoint by then.
     wait_for_all()
-    run.screen.say(f"Received {signal.name}: stopped after step {run.state.step:,}.")
-    run.screen.say(run.checkpoints.problem() or f"Checkpoint saved to {run.folder}/checkpoints.")
-    run.screen.say("Rerun the same command to resume.")
-    if run.record is not None and (sync := run.record.close()):
-        run.screen.say(f"So far for W&B: {sync}")
+    saved = run.checkpoints.problem() or f"Checkpoint saved to {run.folder}/checkpoints."
+    run.record.terminal.info(f"Received {signal.name}: stopped after step {run.state.step:,}. {saved}")
+    run.record.terminal.info("Rerun the same command to resume.")
+    if sync := run.record.close():
+        run.record.terminal.info(f"Upload to W&B so far: {sync}")
     return EXIT_STATUS[signal]

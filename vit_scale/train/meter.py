@@ -1,4 +1,4 @@
-"""What is measured between two logged steps."""
+"""Measurements between two logged steps."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from vit_scale.data.loading.loaders import Batch
+from vit_scale.data.batch import Batch
 from vit_scale.strategies.norms import UpdateWatch
-from vit_scale.train.build import Run
+from vit_scale.train.run import Run
 
 
 @dataclass
@@ -26,18 +26,19 @@ class Meter:
     waited: float = 0.0
     flops: float = 0.0
     since: float = field(default_factory=time.perf_counter)
-    loss_sum: torch.Tensor | None = None
+    sums: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Of each part of the loss."""
     norm: torch.Tensor | None = None
     finite_norm: torch.Tensor | None = None
-    """The last gradient norm that was a number."""
+    """The last finite gradient norm."""
     watch: UpdateWatch | None = None
 
-    def timed(self, updates: Iterator[list[Batch]]) -> Iterator[list[Batch]]:
-        """`updates`, with the time spent waiting for them counted."""
+    def timed(self, steps: Iterator[list[Batch]]) -> Iterator[list[Batch]]:
+        """Yield `steps`, and count the time spent waiting for them."""
         while True:
             start = time.perf_counter()
             try:
-                batches = next(updates)
+                batches = next(steps)
             except StopIteration:
                 return
             self.waited += time.perf_counter() - start
@@ -45,72 +46,73 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is done inside takes no training time."""
+        """Do not count the time spent inside as training time."""
         start = time.perf_counter()
         yield
         self.since += time.perf_counter() - start
 
     def watch_update(self) -> None:
-        """Have the next update measured; called in steps that will be logged."""
+        """Measure the next weight update; called before steps that are logged."""
         self.watch = UpdateWatch(self.run.state.engine.shards, self.run.device)
 
-    def add(self, loss: torch.Tensor, norm: torch.Tensor) -> None:
-        self.loss_sum = loss if self.loss_sum is None else self.loss_sum + loss
+    def add(self, parts: dict[str, torch.Tensor], norm: torch.Tensor) -> None:
+        """Add the parts of the loss and the gradient norm of a step."""
+        self.sums = {name: self.sums[name] + value if name in self.sums else value for name, value in parts.items()}
         self.norm = norm
         before = norm if self.finite_norm is None else self.finite_norm
         self.finite_norm = torch.where(norm.isfinite(), norm, before)
         self.steps += 1
-        self.flops += self.run.flops_of(self.run.state.step - 1)
+        self.flops += self.run.cost.flops(self.run.task.progressive.size_at(self.run.state.step - 1))
 
     def read(self) -> dict[str, float]:
-        """The metrics since the last call, over all processes; then start anew."""
+        """Return the metrics since the last call, over all processes, and restart."""
         run, step = self.run, self.run.state.step
-        loss, param_norm, update_norm = self._read_device()
+        losses, param_norm, update_norm = self._read_device()
         assert self.norm is not None
         metrics = {
             "epoch": run.plan.epoch(step),
             "images": step * run.plan.global_batch,
-            "train/loss": loss,
-            "train/lr": run.lr.at(step - 1),
+            "train/loss": losses.pop("loss"),
+            "train/lr": run.lr_at(step - 1),
             "train/weight_decay": max(group["weight_decay"] for group in run.state.engine.optimizer.param_groups),
             "train/grad_norm": self.norm.item(),
             "train/param_norm": param_norm,
             "train/update_norm": update_norm,
             "train/skipped_steps": run.state.skipped_steps.item(),
         }
+        metrics |= {f"train/loss_{name}": value for name, value in losses.items()}
         metrics |= self._speed() | memory(run.device)
         self.restart()
         return metrics
 
-    def _read_device(self) -> tuple[float, float, float]:
-        """Mean loss, norm of the weights, norm of the last update: one reduction over processes, one wait."""
-        assert self.loss_sum is not None
+    def _read_device(self) -> tuple[dict[str, float], float, float]:
+        """Return mean losses, weight norm and norm of the last weight update: one reduction, one synchronization."""
         world = dist.get_world_size() if dist.is_initialized() else 1
-        loss = self.loss_sum.double() / (self.steps * world)
+        losses = torch.stack([loss.double() / (self.steps * world) for loss in self.sums.values()])
         watch = self.watch or UpdateWatch(self.run.state.engine.shards, self.run.device)
-        sums = torch.cat([loss.view(1), watch.squares()])
+        sums = torch.cat([losses, watch.squares()])
         self.watch = None
         if world > 1:
             dist.all_reduce(sums)
-        mean_loss, weights, update = sums.tolist()
-        return mean_loss, weights**0.5, update**0.5
+        *means, weights, update = sums.tolist()
+        return dict(zip(self.sums, means, strict=True)), weights**0.5, update**0.5
 
     def _speed(self) -> dict[str, float]:
         run, seconds = self.run, time.perf_counter() - self.since
         images_per_second = self.steps * run.plan.global_batch / seconds
         speed = {"speed/images_per_second": images_per_second, "speed/data_wait": self.waited / seconds}
-        if run.peak.flops:
-            speed["speed/mfu"] = self.flops / seconds / (run.peak.flops * run.plan.processes)
+        if (mfu := run.cost.mfu(self.flops, seconds)) is not None:
+            speed["speed/mfu"] = mfu
         return speed
 
     def restart(self) -> None:
-        """Forget what was summed; evaluation calls it so that its time is not training time."""
+        """Reset the sums; called after an evaluation, whose time is not training time."""
         self.steps, self.waited, self.flops, self.since = 0, 0.0, 0.0, time.perf_counter()
-        self.loss_sum = self.norm = None
+        self.sums, self.norm = {}, None
 
 
 def memory(device: torch.device) -> dict[str, float]:
-    """Gigabytes of the main process: the peak on its GPU, or what it has resident on a CPU."""
+    """Return gigabytes of the main process: the peak on its GPU, or its resident memory on a CPU."""
     if device.type == "cuda":
         return {"memory/device_gb": torch.cuda.max_memory_allocated(device) / 1e9}
     return {"memory/process_gb": _process().memory_info().rss / 1e9}

@@ -27,7 +27,7 @@ MAY_CHANGE = {
     "data.cache_dir",
     "augment.eval_crop",
     "augment.eval_interpolation",
-    "model.attention",
+    "model.kernel",
 }
 SECTIONS_THAT_MAY_CHANGE = ("parallel.", "run.", "track.")
 MAY_NOT_CHANGE = {"run.seed"}
@@ -35,6 +35,13 @@ MAY_NOT_CHANGE = {"run.seed"}
 
 class RunFinished(Exception):
     """The requested run is already finished; not an error."""
+
+    def __init__(self, run_dir: Path, message: str) -> None:
+        super().__init__(run_dir, message)
+        self.run_dir, self.message = run_dir, message
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class OpenedRun(NamedTuple):
@@ -58,8 +65,9 @@ def open_run(config: Config, recipe: str, plan: Plan) -> OpenedRun:
         step = read_meta(checkpoint)["step"]
         if step >= plan.steps and (is_finished(run_dir) or not has_run(run_dir)):
             raise RunFinished(
+                run_dir,
                 f"The run in {run_dir} is finished (step {step:,}/{plan.steps:,}).\n"
-                "Use a longer schedule to continue it, or run.resume=never to start from scratch."
+                "Use a longer schedule to continue it, or run.resume=never to start from scratch.",
             )
         messages.append(f"Resuming from {checkpoint} (step {step:,}/{plan.steps:,}).")
     return OpenedRun(run_dir, checkpoint, messages)

@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from vit_scale.config import Config
 from vit_scale.cost.background_check import CheckAside
-from vit_scale.kernels.malloc import keep_freed_memory
-from vit_scale.launcher import is_main_process
+from vit_scale.kernels.malloc import retain_freed_memory
+from vit_scale.launcher import is_main_process, silence_libraries
+
+if TYPE_CHECKING:
+    from vit_scale.tasks.task import Task
+
+
+class Outcome(NamedTuple):
+    """How a run ended."""
+
+    status: int
+    """Exit status: 0 if it is finished, above 128 after a signal."""
+    folder: Path | None
+    """The run directory."""
 
 
 def run_recipe(config: Config, recipe: str) -> int:
     """Train `config`, which was read from `recipe`, from start to end; returns the exit status."""
-    from vit_scale.launcher import silence_libraries
+    return train_recipe(config, recipe).status
 
+
+def train_recipe(config: Config, recipe: str, task_type: type[Task] | None = None) -> Outcome:
+    """Train `config`, which was read from `recipe`, from start to end; `task_type`: another task than `task.name`."""
     silence_libraries()
-    keep_freed_memory()  # On a CPU every step would else fault in the pages of its activations anew.
-    gc.disable()  # Until all is imported and built, of which nothing is garbage: a tenth of the start.
-    # Beside the import of torch. Where that is over, a fork would take its threads' locks along and save no time.
+    retain_freed_memory()  # Otherwise every step on a CPU faults in the pages of its activations again.
+    gc.disable()  # Until everything is imported and built: none of it is garbage, and it saves 10% of the startup.
+    # In parallel with the import of torch. After it, a fork would copy locked locks of its threads and save no time.
     check = CheckAside(config.model, aside="torch" not in sys.modules) if is_main_process() else None
     from vit_scale.checkpoints.run_lock import release
     from vit_scale.strategies.processes import init_group_after_restart
@@ -29,27 +47,28 @@ def run_recipe(config: Config, recipe: str) -> int:
     from vit_scale.train.open_run import RunFinished
 
     run = None
+    started = time.perf_counter()
     try:
         init_group_after_restart(config.parallel.timeout_seconds)
-        run = build_run(config, recipe, check)
+        run = build_run(config, recipe, check, task_type=task_type)
         gc.enable()
         if run.device.type == "cpu":
-            keep_freed_memory(of_any_size=True)
+            retain_freed_memory(include_large=True)
         status = train(run)
         if status == 0:
-            finish(run)
-        return status
-    except RunFinished as message:
+            finish(run, time.perf_counter() - started)
+        return Outcome(status, run.folder)
+    except RunFinished as finished:
         if is_main_process():
-            print(message)
-        return 0
+            print(finished)
+        return Outcome(0, finished.run_dir)
     except RuntimeError as error:
         if not is_rank_failure(error):
             raise
         if run is not None:
             run.checkpoints.abandon()
         report_rank_failure(error, run.folder if run else None, config.parallel.timeout_seconds)
-        return RANK_FAILURE_EXIT_CODE
+        return Outcome(RANK_FAILURE_EXIT_CODE, run.folder if run else None)
     finally:
         gc.enable()
         if run is not None:

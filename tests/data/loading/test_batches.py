@@ -1,4 +1,4 @@
-"""Training batches: many images go through each step together, and come out as one by one."""
+"""Training batches: images processed in groups equal images processed one by one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from vit_scale.config import AugmentConfig
 from vit_scale.data.augment.transforms import TrainTransform
 from vit_scale.data.batch import Sample
 from vit_scale.data.draws import uniforms
-from vit_scale.data.images.decode import open_picture
+from vit_scale.data.images.decode import open_image
 from vit_scale.data.loading import batches
-from vit_scale.data.loading.batches import Made, Reader, TrainBatches
-from vit_scale.data.loading.slots import SlotRing
+from vit_scale.data.loading.batches import Reader, TrainBatches, WorkerBatch
+from vit_scale.data.targets import ClassTarget
 from vit_scale.errors import UserError
 
 EVERYTHING = AugmentConfig(
@@ -26,7 +26,7 @@ EVERYTHING = AugmentConfig(
 
 @dataclass
 class Images:
-    """A source of what is in a list; labels are the places in it."""
+    """A source that reads from a list; labels are the indices."""
 
     stored: list[Any]
     name = "list"
@@ -47,86 +47,85 @@ class Images:
 
 @pytest.fixture
 def files(photographs: list[np.ndarray], encode: Callable[..., bytes]) -> list[bytes]:
-    """Small and large files of two kinds, in turn."""
+    """Small and large files of two formats, alternating."""
     sizes = [(32, 32), (224, 200), (20, 40), (64, 64)]
     return [encode(photographs[i % 6][:h, :w], "jpeg" if i % 3 else "png") for i, (h, w) in enumerate(4 * sizes)]
 
 
 def training(stored: list[Any], on_error: str = "raise", size: int = 32) -> TrainBatches:
     transform = TrainTransform(EVERYTHING, (size, size), (0.5,) * 3, (0.25,) * 3)
-    return TrainBatches(Images(stored), Reader(3, on_error), transform, 5, SlotRing(0, (len(stored), 3, size, size)))
+    reader = Reader(transform, ClassTarget(), 3, on_error)
+    return TrainBatches(Images(stored), reader, transform, 5, reader.ring(0, len(stored)))
 
 
-def make(training: TrainBatches) -> Made:
-    places = np.arange(len(training.source))
-    return training.make(0, (100 + places, places))
+def build(training: TrainBatches) -> WorkerBatch:
+    indices = np.arange(len(training.source))
+    return training.build(0, (100 + indices, indices))
 
 
-def check_images(made: Made, train: TrainBatches, files: list[bytes]) -> None:
-    """Assert that each image of the batch is what becomes of its file alone."""
+def check_images(batch: WorkerBatch, train: TrainBatches, files: list[bytes]) -> None:
+    """Assert that each image of the batch equals its file transformed alone."""
     rows = uniforms(5, 100 + np.arange(len(files)), train.transform.slots).tolist()
-    for image, file, row in zip(made.take_images().numpy(), files, rows, strict=True):
-        assert np.array_equal(image, train.transform(open_picture(file, 3), row))
+    for image, file, row in zip(batch.to_batch().images.numpy(), files, rows, strict=True):
+        assert np.array_equal(image, train.transform(open_image(file, 3), row))
 
 
 @pytest.mark.parametrize("at_a_time", [1, 5000, 10**9])
-def test_images_are_the_same_however_many_are_opened_at_a_time(
-    at_a_time: int, files: list[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batches, "_PIXELS_AT_A_TIME", at_a_time)
+def test_group_size_does_not_change_images(at_a_time: int, files: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "_OPEN_PIXELS", at_a_time)
     train = training(files)
-    made = make(train)
-    check_images(made, train, files)
-    assert made.labels.tolist() == list(range(len(files)))
+    batch = build(train)
+    check_images(batch, train, files)
+    assert batch.target["label"].tolist() == list(range(len(files)))
 
 
-def opened_at_most(train: TrainBatches, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The most images that were open and not yet cropped while a batch was made."""
+def max_open_images(train: TrainBatches, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the most images that were open and not yet cropped while a batch was built."""
     waiting, most = 0, 0
 
     def count_open(data: Any, channels: int) -> Any:
         nonlocal waiting, most
         waiting += 1
         most = max(most, waiting)
-        return open_picture(data, channels)
+        return open_image(data, channels)
 
-    def count_crop(picture: Any, row: list[float]) -> Any:
+    def count_crop(image: Any, geometry: Any) -> Any:
         nonlocal waiting
         waiting -= 1
-        return TrainTransform.crop(train.transform, picture, row)
+        return TrainTransform.crop(train.transform, image, geometry)
 
-    monkeypatch.setattr(batches, "open_picture", count_open)
+    monkeypatch.setattr(batches, "open_image", count_open)
     monkeypatch.setattr(train.transform, "crop", count_crop)
-    make(train)
+    build(train)
     return most
 
 
-def test_small_images_are_opened_together_and_large_ones_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert opened_at_most(training([np.zeros((32, 32, 3), np.uint8)] * 40), monkeypatch) == 40
-    assert opened_at_most(training([np.zeros((600, 500, 3), np.uint8)] * 8), monkeypatch) == 1
-    assert opened_at_most(training([np.zeros((32, 32, 3), np.uint8)] * 4, size=512), monkeypatch) == 1
+def test_small_images_are_opened_in_groups_and_large_ones_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert max_open_images(training([np.zeros((32, 32, 3), np.uint8)] * 40), monkeypatch) == 40
+    assert max_open_images(training([np.zeros((600, 500, 3), np.uint8)] * 8), monkeypatch) == 1
+    assert max_open_images(training([np.zeros((32, 32, 3), np.uint8)] * 4, size=512), monkeypatch) == 1
 
 
 @pytest.fixture
-def damaged(files: list[bytes]) -> list[bytes]:
-    """`files` with two that cannot be opened, and one that can be opened but not decoded."""
+def corrupt(files: list[bytes]) -> list[bytes]:
+    """Return `files` with two that cannot be opened, and one that can be opened but not decoded."""
     large = next(i for i, file in enumerate(files) if len(file) > 5000 and file[:2] == b"\xff\xd8")
     files[2], files[3] = b"no image", files[3][:50]
     files[large] = files[large][: len(files[large]) // 3]
     return files
 
 
-def test_the_next_image_takes_the_place_of_a_broken_one(damaged: list[bytes]) -> None:
-    train = training(damaged, on_error="skip")
-    made = make(train)
-    broken = {problem.number for problem in made.problems}
-    assert len(broken) == 3
-    assert {2, 3} < broken
-    expected = [next(j for j in range(i, len(damaged)) if j not in broken) for i in range(len(damaged))]
-    assert made.labels.tolist() == expected
-    check_images(made, train, [damaged[i] for i in expected])
+def test_next_image_replaces_an_unreadable_one(corrupt: list[bytes]) -> None:
+    train = training(corrupt, on_error="skip")
+    batch = build(train)
+    unreadable = {problem.number for problem in batch.problems}
+    assert len(unreadable) == 3
+    assert {2, 3} < unreadable
+    expected = [next(j for j in range(i, len(corrupt)) if j not in unreadable) for i in range(len(corrupt))]
+    assert batch.target["label"].tolist() == expected
+    check_images(batch, train, [corrupt[i] for i in expected])
 
 
-def test_the_first_broken_image_is_named(damaged: list[bytes]) -> None:
+def test_first_unreadable_image_is_named(corrupt: list[bytes]) -> None:
     with pytest.raises(UserError, match="image [0-9]+: cannot be decoded: .*data.on_error=skip"):
-        make(training(damaged))
+        build(training(corrupt))

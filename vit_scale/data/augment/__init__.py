@@ -1,1 +1,1 @@
-"""What happens to one image between the file and the model."""
+"""Crop, resize and augment single images."""

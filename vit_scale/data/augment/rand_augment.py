@@ -1,4 +1,4 @@
-"""RandAugment (Cubuk et al., 2020) by timm's spec strings: the same operations, magnitudes and probabilities."""
+"""RandAugment (Cubuk et al., 2020) with timm's spec strings: the same operations, magnitudes and probabilities."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from vit_scale.data.augment.color_ops import Planes
 from vit_scale.errors import UserError
 
 SLOTS_PER_LAYER = 5
-"""Random numbers for each layer: which operation, whether, how strong, which sign, which interpolation."""
+"""Random numbers per layer: operation, whether to apply it, strength, sign, interpolation."""
 
-_FULL = 10.0  # The magnitude that means "full strength".
+_FULL = 10.0  # Magnitude of full strength.
 _NORMAL = NormalDist()
 
 
-class Dice(NamedTuple):
-    """What an operation may depend on besides its level (0 to 1, more with `mmax`)."""
+class Draw(NamedTuple):
+    """Random choices of an operation besides its level (0 to 1, more with `mmax`)."""
 
     negative: bool
     bicubic: bool
@@ -35,44 +35,46 @@ class Dice(NamedTuple):
         return -value if self.negative else value
 
 
-Operation = Callable[[Planes, float, Dice], Planes]
+Operation = Callable[[Planes, float, Draw], Planes]
 
 
 def _enhance(level: float) -> float:
     return 0.1 + 1.8 * level
 
 
-def _enhance_away(level: float, dice: Dice) -> float:
-    return max(0.1, 1 + dice.sign(0.9 * level))
+def _enhance_away(level: float, draw: Draw) -> float:
+    return max(0.1, 1 + draw.sign(0.9 * level))
 
 
-# What each name does at a level. "Increasing" twins grow stronger with the level, where the originals do not.
+# Operations at a level. "Increasing" variants grow stronger with the level; the originals do not.
 OPERATIONS: dict[str, Operation] = {
-    "AutoContrast": lambda x, level, dice: color.auto_contrast(x),
-    "Equalize": lambda x, level, dice: color.equalize(x),
-    "Invert": lambda x, level, dice: color.invert(x),
-    "Posterize": lambda x, level, dice: color.posterize(x, int(level * 4)),
-    "PosterizeIncreasing": lambda x, level, dice: color.posterize(x, 4 - int(level * 4)),
-    "Solarize": lambda x, level, dice: color.solarize(x, min(256, int(level * 256))),
-    "SolarizeIncreasing": lambda x, level, dice: color.solarize(x, 256 - min(256, int(level * 256))),
-    "SolarizeAdd": lambda x, level, dice: color.solarize_add(x, min(128, int(level * 110))),
-    "Color": lambda x, level, dice: color.saturation(x, _enhance(level)),
-    "ColorIncreasing": lambda x, level, dice: color.saturation(x, _enhance_away(level, dice)),
-    "Contrast": lambda x, level, dice: color.contrast(x, _enhance(level)),
-    "ContrastIncreasing": lambda x, level, dice: color.contrast(x, _enhance_away(level, dice)),
-    "Brightness": lambda x, level, dice: color.brightness(x, _enhance(level)),
-    "BrightnessIncreasing": lambda x, level, dice: color.brightness(x, _enhance_away(level, dice)),
-    "Sharpness": lambda x, level, dice: color.sharpness(x, _enhance(level)),
-    "SharpnessIncreasing": lambda x, level, dice: color.sharpness(x, _enhance_away(level, dice)),
-    "Desaturate": lambda x, level, dice: color.saturation(x, 1 - min(1.0, 0.5 + 0.5 * level)),
-    "GaussianBlur": lambda x, level, dice: color.blur(x, min(2.0, 0.1 + 1.9 * level)),
-    "Rotate": lambda x, level, dice: geometric.rotate(x, dice.sign(30 * level), dice.bicubic, dice.fill),
-    "ShearX": lambda x, level, dice: geometric.shear_x(x, dice.sign(0.3 * level), dice.bicubic, dice.fill),
-    "ShearY": lambda x, level, dice: geometric.shear_y(x, dice.sign(0.3 * level), dice.bicubic, dice.fill),
-    "TranslateXRel": lambda x, level, dice: geometric.translate_x(x, dice.sign(0.45 * level), dice.bicubic, dice.fill),
-    "TranslateYRel": lambda x, level, dice: geometric.translate_y(x, dice.sign(0.45 * level), dice.bicubic, dice.fill),
+    "AutoContrast": lambda x, level, draw: color.auto_contrast(x),
+    "Equalize": lambda x, level, draw: color.equalize(x),
+    "Invert": lambda x, level, draw: color.invert(x),
+    "Posterize": lambda x, level, draw: color.posterize(x, int(level * 4)),
+    "PosterizeIncreasing": lambda x, level, draw: color.posterize(x, 4 - int(level * 4)),
+    "Solarize": lambda x, level, draw: color.solarize(x, min(256, int(level * 256))),
+    "SolarizeIncreasing": lambda x, level, draw: color.solarize(x, 256 - min(256, int(level * 256))),
+    "SolarizeAdd": lambda x, level, draw: color.solarize_add(x, min(128, int(level * 110))),
+    "Color": lambda x, level, draw: color.saturation(x, _enhance(level)),
+    "ColorIncreasing": lambda x, level, draw: color.saturation(x, _enhance_away(level, draw)),
+    "Contrast": lambda x, level, draw: color.contrast(x, _enhance(level)),
+    "ContrastIncreasing": lambda x, level, draw: color.contrast(x, _enhance_away(level, draw)),
+    "Brightness": lambda x, level, draw: color.brightness(x, _enhance(level)),
+    "BrightnessIncreasing": lambda x, level, draw: color.brightness(x, _enhance_away(level, draw)),
+    "Sharpness": lambda x, level, draw: color.sharpness(x, _enhance(level)),
+    "SharpnessIncreasing": lambda x, level, draw: color.sharpness(x, _enhance_away(level, draw)),
+    "Desaturate": lambda x, level, draw: color.saturation(x, 1 - min(1.0, 0.5 + 0.5 * level)),
+    "GaussianBlur": lambda x, level, draw: color.blur(x, min(2.0, 0.1 + 1.9 * level)),
+    "Rotate": lambda x, level, draw: geometric.rotate(x, draw.sign(30 * level), draw.bicubic, draw.fill),
+    "ShearX": lambda x, level, draw: geometric.shear_x(x, draw.sign(0.3 * level), draw.bicubic, draw.fill),
+    "ShearY": lambda x, level, draw: geometric.shear_y(x, draw.sign(0.3 * level), draw.bicubic, draw.fill),
+    "TranslateXRel": lambda x, level, draw: geometric.translate_x(x, draw.sign(0.45 * level), draw.bicubic, draw.fill),
+    "TranslateYRel": lambda x, level, draw: geometric.translate_y(x, draw.sign(0.45 * level), draw.bicubic, draw.fill),
 }
 
+MOVING = ("Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel")
+"""Operations that move pixels; a mask or a box would have to move with them."""
 _GROWING = ("Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness")
 _PLAIN = (
     *("AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd", "Color", "Contrast"),
@@ -81,7 +83,7 @@ _PLAIN = (
 _INCREASING = tuple(name + "Increasing" if name in _GROWING else name for name in _PLAIN)
 _UNWEIGHTED = {"3a": ("SolarizeIncreasing", "Desaturate", "GaussianBlur")}
 
-# Sets with weights are drawn without replacement.
+# Weighted sets are drawn without replacement.
 _WEIGHTED: dict[str, dict[str, float]] = {
     "weights": {
         **dict.fromkeys(_INCREASING, 0.05),
@@ -98,7 +100,7 @@ _WEIGHTED: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True)
 class RandAugmentSpec:
-    """What a spec string says."""
+    """A parsed spec string."""
 
     magnitude: float = _FULL
     layers: int = 2
@@ -112,7 +114,7 @@ class RandAugmentSpec:
 
 
 def parse_spec(augment: AugmentConfig) -> RandAugmentSpec | None:
-    """The RandAugment that the options ask for, by a spec string or by fields; None: none."""
+    """Return the RandAugment that the options request, by a spec string or by fields; None if disabled."""
     if not augment.rand_augment:
         if augment.rand_magnitude is None:
             return None
@@ -120,10 +122,10 @@ def parse_spec(augment: AugmentConfig) -> RandAugmentSpec | None:
             augment.rand_magnitude, augment.rand_layers, 0.5, augment.rand_magnitude_std, _FULL, augment.rand_increasing
         )
     if augment.rand_magnitude is not None:
-        raise UserError("augment.rand_augment and augment.rand_magnitude: give one of the two")
+        raise UserError("augment.rand_augment and augment.rand_magnitude are mutually exclusive")
     kind, *sections = augment.rand_augment.split("-")
     if kind != "rand":
-        raise UserError(_complaint(augment.rand_augment, kind, "specs start with `rand`, such as rand-m9-mstd0.5-inc1"))
+        raise UserError(_invalid(augment.rand_augment, kind, "specs start with `rand`, e.g. rand-m9-mstd0.5-inc1"))
     fields: dict[str, float | int | bool | str] = {}
     for section in sections:
         fields.update(_parse_section(section, augment.rand_augment))
@@ -133,7 +135,7 @@ def parse_spec(augment: AugmentConfig) -> RandAugmentSpec | None:
 def _parse_section(section: str, spec: str) -> dict[str, float | int | bool | str]:
     if section.startswith("t"):
         if section[1:] not in (*_WEIGHTED, *_UNWEIGHTED):
-            raise UserError(_complaint(spec, section, "sets are tweights, t3a, t3aw"))
+            raise UserError(_invalid(spec, section, "sets: tweights, t3a, t3aw"))
         return {"choices": section[1:]}
     match = re.fullmatch(r"([a-z]+)(\d+(?:\.\d*)?|inf)", section)
     key, text = match.groups() if match else ("", "0")
@@ -151,15 +153,15 @@ def _parse_section(section: str, spec: str) -> dict[str, float | int | bool | st
             return {"magnitude_max": value}
         case "inc":
             return {"increasing": bool(value)}
-    raise UserError(_complaint(spec, section, "sections are m, n, p (0..1), mstd, mmax, inc with a number, and t"))
+    raise UserError(_invalid(spec, section, "sections: m, n, p (0..1), mstd, mmax, inc with a number, and t"))
 
 
-def _complaint(spec: str, section: str, allowed: str) -> str:
-    return f"augment.rand_augment={spec}: `{section}` is not understood; {allowed}"
+def _invalid(spec: str, section: str, allowed: str) -> str:
+    return f"augment.rand_augment={spec}: invalid section `{section}`; {allowed}"
 
 
 class RandAugment:
-    """Applies a spec to planes [C, H, W]; every choice is read from a row of uniform numbers."""
+    """Applies a spec to planes [C, H, W]; every random choice is read from a row of uniform numbers."""
 
     def __init__(self, spec: RandAugmentSpec, interpolation: str, fill: Planes):
         self.spec, self.interpolation, self.fill = spec, interpolation, fill
@@ -171,20 +173,25 @@ class RandAugment:
         return self.change([x], [u])[0]
 
     def change(self, images: list[Planes], rows: Sequence[Sequence[float]]) -> list[Planes]:
-        """Each image by its own row; those with the same operation one after the other, which is faster."""
+        """Change each image by its own row; images with the same operation come one after another, which is faster."""
         images, chosen = list(images), [self.choose(u) for u in rows]
         for layer in range(self.spec.layers):
             first = layer * SLOTS_PER_LAYER
             due = [i for i, u in enumerate(rows) if u[first + 1] < self.spec.probability and layer < len(chosen[i])]
             for i in sorted(due, key=lambda i: chosen[i][layer]):
                 strength, sign, filter_ = rows[i][first + 2 : first + SLOTS_PER_LAYER]
-                dice = Dice(sign < 0.5, self._bicubic(filter_), self.fill)
+                draw = Draw(sign < 0.5, self._bicubic(filter_), self.fill)
                 operation = OPERATIONS[chosen[i][layer]]
-                images[i] = operation(np.ascontiguousarray(images[i]), self._magnitude(strength) / _FULL, dice)
+                images[i] = operation(np.ascontiguousarray(images[i]), self._magnitude(strength) / _FULL, draw)
         return images
 
+    @property
+    def moving(self) -> tuple[str, ...]:
+        """Operations of the set that move pixels."""
+        return tuple(name for name in MOVING if name in (self.weights or self.names))
+
     def choose(self, u: Sequence[float]) -> list[str]:
-        """Names of the operations, one a layer."""
+        """Return the names of the operations, one per layer."""
         draws = u[0 : self.slots : SLOTS_PER_LAYER]
         if self.weights is None:
             return [self.names[int(draw * len(self.names))] for draw in draws]
@@ -204,7 +211,7 @@ class RandAugment:
 
 
 def _take_weighted(left: dict[str, float], u: float) -> str:
-    """Draw one by weight, and take it out."""
+    """Draw one name by weight, and remove it."""
     ends = np.cumsum(list(left.values()))
     name = list(left)[int(np.searchsorted(ends, u * ends[-1], side="right"))]
     del left[name]

@@ -1,4 +1,4 @@
-"""Cropping and resizing: Pillow's antialiased filters, by torch's kernels for uint8, which are much faster."""
+"""Cropping and resizing with Pillow's antialiased filters, by torch's uint8 kernels, which are much faster."""
 
 from __future__ import annotations
 
@@ -6,63 +6,53 @@ import numpy as np
 import torch
 
 from vit_scale.data.augment.color_ops import Planes, is_small
-from vit_scale.data.images.decode import Picture
-from vit_scale.data.images.jpeg import Box, Pixels
+from vit_scale.data.augment.geometry import Geometry
+from vit_scale.data.images.decode import LazyImage
+from vit_scale.data.images.jpeg import Pixels
 
-# What torch.nn.functional.interpolate(antialias=True) calls; its own checks take a fifth of a small image's time.
+# Called by torch.nn.functional.interpolate(antialias=True), whose checks take 20% of the time of a small image.
 _RESIZERS = {"bilinear": torch._C._nn._upsample_bilinear2d_aa, "bicubic": torch._C._nn._upsample_bicubic2d_aa}
-_MAX_RATIO = 8
-"""Longer strips are cropped before they are resized, or one row of pixels would become a gigabyte."""
+
+
+def crop_image(image: LazyImage, geometry: Geometry, border: str, oversampling: float) -> Planes:
+    """Return planes [C, *size] of an image, before flips.
+
+    `border` is what padding shows: the mirrored image (`reflect`) or `black`. A file may be decoded at a smaller scale
+    that has at least `oversampling` times the height and width of the resized box.
+    """
+    height, width = geometry.resized
+    pixels = image.crop(geometry.box, (oversampling * height, oversampling * width))
+    x = resize(pixels, (height, width), geometry.filter)
+    return _pad(x, geometry, border) if any(geometry.padding) else x
 
 
 def resize(pixels: Pixels, size: tuple[int, int], filter_name: str) -> Planes:
-    """Pixels [H, W, C] resized to planes [C, *size], with antialiasing."""
+    """Resize pixels [H, W, C] to planes [C, *size], with antialiasing."""
     if pixels.shape[:2] == size:
         return pixels.transpose(2, 0, 1).copy()
-    # A copy, because torch takes no read-only or mirrored views, and is fast only where channels are last in memory.
+    # A copy, because torch takes no read-only or mirrored views, and is fast only if channels are last in memory.
     planes = torch.from_numpy(pixels.copy())[None].permute(0, 3, 1, 2)
     resized = _RESIZERS[filter_name](planes, size, False, None)
     return np.ascontiguousarray(resized.numpy()[0])
 
 
 def flip(x: Planes, horizontally: bool, vertically: bool) -> Planes:
-    """Mirror planes. torch copies backwards several times as fast as numpy, but takes longer to start."""
+    """Mirror planes. torch reverses several times as fast as numpy, but has more overhead per call."""
     if not (horizontally or vertically):
         return x
     if is_small(x):
         return np.ascontiguousarray(x[:, :: -1 if vertically else 1, :: -1 if horizontally else 1])
-    axes = [axis for axis, wanted in ((2, horizontally), (1, vertically)) if wanted]
+    axes = [axis for axis, flipped in ((2, horizontally), (1, vertically)) if flipped]
     return torch.flip(torch.from_numpy(x), axes).numpy()
 
 
-def shorter_side_size(height: int, width: int, side: tuple[int, int]) -> tuple[int, int]:
-    """Height and width, in proportion, that just cover `side`."""
-    if height * side[1] < width * side[0]:
-        return side[0], max(side[1], int(side[0] * width / height))
-    return max(side[0], int(side[1] * height / width)), side[1]
-
-
-def resize_to_cover(picture: Picture, side: tuple[int, int], filter_name: str, gap: float) -> Planes:
-    """The whole picture (at most its middle, if it is a strip) resized in proportion so that it just covers `side`.
-
-    A file may be decoded at a smaller scale if that leaves `gap` times the pixels that are needed.
-    """
-    box = _middle(picture.height, picture.width, _MAX_RATIO * max(side[0] / side[1], side[1] / side[0]))
-    left, top, right, bottom = box
-    size = shorter_side_size(bottom - top, right - left, side)
-    pixels = picture.crop(box, (gap * size[0], gap * size[1]))
-    return resize(pixels, size, filter_name)
-
-
-def center_crop(x: Planes, size: tuple[int, int]) -> Planes:
-    """The middle of planes that are at least as large."""
-    top, left = (round((have - want) / 2) for have, want in zip(x.shape[1:], size, strict=True))
-    return np.ascontiguousarray(x[:, top : top + size[0], left : left + size[1]])
-
-
-def padded_crop(x: Planes, top: int, left: int, size: tuple[int, int], border: str) -> Planes:
-    """A crop that may reach beyond the image, where there is its mirror image (`reflect`) or black."""
-    rows, columns = np.arange(top, top + size[0]), np.arange(left, left + size[1])
+def _pad(x: Planes, geometry: Geometry, border: str) -> Planes:
+    """Add the geometry's padding to planes; negative padding crops."""
+    left, top, right, bottom = geometry.padding
+    height, width = geometry.size
+    if max(geometry.padding) <= 0:
+        return np.ascontiguousarray(x[:, -top : height - top, -left : width - left])
+    rows, columns = np.arange(-top, height - top), np.arange(-left, width - left)
     crop = np.ascontiguousarray(x[:, _reflect(rows, x.shape[1])][:, :, _reflect(columns, x.shape[2])])
     if border == "black":
         crop[:, (rows < 0) | (rows >= x.shape[1])] = 0
@@ -77,9 +67,3 @@ def _reflect(places: np.ndarray, length: int) -> np.ndarray:
     period = 2 * (length - 1)
     places = np.abs(places) % period
     return np.minimum(places, period - places)
-
-
-def _middle(height: int, width: int, ratio: float) -> Box:
-    crop_h, crop_w = min(height, round(width * ratio)), min(width, round(height * ratio))
-    top, left = (height - crop_h) // 2, (width - crop_w) // 2
-    return left, top, left + crop_w, top + crop_h

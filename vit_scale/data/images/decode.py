@@ -1,7 +1,8 @@
-"""From a stored image to pixels: what every kind of file becomes, as a person would see it.
+"""Decode stored images of any kind to pixels, as a viewer would show them.
 
-Upright by its EXIF orientation, the first frame of an animation, transparency over white, 16 bits scaled to 8, CMYK and
-palettes as colours. JPEG takes a fast path; everything else, and every JPEG that is out of the ordinary, is Pillow's.
+Images are upright by their EXIF orientation; animations give their first frame; transparency is shown over white; 16
+bits are scaled to 8; CMYK and palettes become colors. JPEG takes a fast path; everything else, and every unusual JPEG,
+is decoded by Pillow.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from vit_scale.errors import UserError
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _GRAY_MODES = ("1", "L", "I", "F", "LA", "La")
 _MAX_PIXELS = 89_478_485
-"""What is decoded at most, Pillow's own threshold: 256 MB of colour."""
-# Numpy's views that make an image of EXIF orientation 2..8 upright.
+"""Most pixels that are decoded, Pillow's own threshold: 256 MB in color."""
+# Views that make an image of EXIF orientation 2..8 upright.
 _UPRIGHT = {
     2: lambda x: x[:, ::-1],
     3: lambda x: x[::-1, ::-1],
@@ -34,71 +35,71 @@ _UPRIGHT = {
 }
 
 
-class BrokenImage(Exception):
-    """An image that cannot be decoded. The message says why; who knows the source adds its name."""
+class UnreadableImage(Exception):
+    """An image that cannot be decoded. The message has the reason; the caller adds the name of the image."""
 
 
-class Picture(Protocol):
-    """An opened image: its size is known, its pixels are decoded on demand."""
+class LazyImage(Protocol):
+    """An open image: its size is known, its pixels are decoded on demand."""
 
     height: int
     width: int
 
     def crop(self, box: Box, needed: tuple[float, float]) -> Pixels:
-        """Pixels [h, w, C] of the box, perhaps at a smaller scale, but with at least the needed height and width
-        (unless the box itself has less)."""
+        """Return pixels [h, w, C] of the box, possibly at a smaller scale, but at least of the needed height and width
+        (unless the box itself is smaller)."""
 
 
-def open_picture(data: Any, channels: int) -> Picture:
-    """Open bytes, a path, pixels or a Pillow image as `channels` channels. Raises BrokenImage, perhaps in `crop`."""
+def open_image(data: Any, channels: int) -> LazyImage:
+    """Open bytes, a path, pixels or a Pillow image as `channels` channels. `crop` may still raise UnreadableImage."""
     if isinstance(data, Image.Image):
-        return ArrayPicture(decode_with_pillow(data, channels))
+        return ArrayImage(decode_with_pillow(data, channels))
     if isinstance(data, np.ndarray):
         if data.size == 0:
-            raise BrokenImage("has no pixels")
-        return ArrayPicture(to_channels(to_uint8(data), channels))
+            raise UnreadableImage("has no pixels")
+        return ArrayImage(to_channels(to_uint8(data), channels))
     if isinstance(data, str):
         try:
             with open(data, "rb") as file:
                 data = file.read()
         except OSError as error:
-            raise BrokenImage(f"cannot be read: {error.strerror}") from error
+            raise UnreadableImage(f"cannot be read: {error.strerror}") from error
     view = memoryview(data).cast("B")
     small = jpeg.decode_small(view, channels) if channels in (1, 3) else None
     if small is not None:
-        return ArrayPicture(small)
+        return ArrayImage(small)
     header = jpeg.read_header(view) if channels in (1, 3) else None
     if header is not None and header.components in (1, 3):
-        return JpegPicture(view, header, channels)
-    return ArrayPicture(decode_with_pillow(view, channels))
+        return JpegImage(view, header, channels)
+    return ArrayImage(decode_with_pillow(view, channels))
 
 
 def count_channels(data: Any) -> int:
-    """1 for grayscale, 3 for colour, or the channels of an array. Raises BrokenImage."""
+    """Return 1 for grayscale, 3 for color, or the channels of an array. Raises UnreadableImage."""
     if isinstance(data, np.ndarray):
         return 1 if data.ndim == 2 else channels_last(data).shape[-1]
     try:
         with Image.open(data if isinstance(data, str) else io.BytesIO(data)) as image:
             return 1 if image.mode in _GRAY_MODES or image.mode.startswith("I;16") else 3
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise BrokenImage(str(error)) from error
+        raise UnreadableImage(str(error)) from error
 
 
-class ArrayPicture:
-    """Pixels [H, W, C] that are there already."""
+class ArrayImage:
+    """Pixels [H, W, C] in memory."""
 
     def __init__(self, pixels: Pixels):
         self.pixels = pixels
         self.height, self.width = pixels.shape[:2]
 
     def crop(self, box: Box, needed: tuple[float, float]) -> Pixels:
-        """A view of the box."""
+        """Return a view of the box."""
         left, top, right, bottom = box
         return self.pixels[top:bottom, left:right]
 
 
-class JpegPicture:
-    """A JPEG file in grayscale or colour."""
+class JpegImage:
+    """A JPEG file in grayscale or color."""
 
     def __init__(self, data: memoryview, header: jpeg.JpegHeader, channels: int):
         self.data, self.header, self.channels = data, header, channels
@@ -115,45 +116,45 @@ class JpegPicture:
             factor *= 2
         if self.orientation == 1:
             return self._decode(box, factor)
-        whole = self._decode((0, 0, self.header.width, self.header.height), factor)
-        upright = _UPRIGHT[self.orientation](whole)
+        full = self._decode((0, 0, self.header.width, self.header.height), factor)
+        upright = _UPRIGHT[self.orientation](full)
         return upright[top // factor : -(-bottom // factor), left // factor : -(-right // factor)]
 
     def _decode(self, box: Box, factor: int) -> Pixels:
         try:
             return jpeg.decode_box(self.data, self.header, box, factor, self.channels)
         except ValueError:
-            # Pillow reads past harmless faults, and knows which ones are not.
+            # Pillow tolerates harmless faults and detects the others.
             left, top, right, bottom = box
             pixels = decode_with_pillow(self.data, self.channels, upright=False)[top:bottom, left:right]
             return pixels[::factor, ::factor]
 
 
 def decode_with_pillow(data: memoryview | Image.Image, channels: int, upright: bool = True) -> Pixels:
-    """Pixels [H, W, C] of any file that Pillow reads, or of one that it has opened."""
+    """Return pixels [H, W, C] of any file that Pillow reads, or of an image that it has opened."""
     try:
         with warnings.catch_warnings():
-            # Large pictures, odd EXIF data and palettes with transparency are all dealt with here.
+            # Large images, odd EXIF data and palettes with transparency are all handled here.
             warnings.simplefilter("ignore")
-            # Of an image that is someone's a copy is made upright.
+            # The caller's image is not modified.
             image = ImageOps.exif_transpose(data) if isinstance(data, Image.Image) else Image.open(io.BytesIO(data))
             if upright:
                 ImageOps.exif_transpose(image, in_place=True)
             return np.atleast_3d(np.asarray(_convert(image, channels)))
     except Image.DecompressionBombError as error:
-        raise BrokenImage(f"too large: {error}") from error
+        raise UnreadableImage(f"too large: {error}") from error
     except UnidentifiedImageError as error:
-        raise BrokenImage("cannot be decoded: not an image, or damaged from its first bytes on") from error
+        raise UnreadableImage("cannot be decoded: not an image, or corrupt from the first bytes on") from error
     except UserError:
         raise
-    except Exception as error:  # noqa: BLE001 - damaged files make decoders raise nearly anything
-        raise BrokenImage(f"cannot be decoded: {error or type(error).__name__}") from error
+    except Exception as error:  # noqa: BLE001 - decoders raise nearly anything for corrupt files
+        raise UnreadableImage(f"cannot be decoded: {error or type(error).__name__}") from error
 
 
 def _convert(image: Image.Image, channels: int) -> Image.Image:
     mode = _MODES.get(channels)
     if mode is None:
-        raise UserError(f"model.in_chans={channels}: image files have 1, 3 or 4 channels; use a column of arrays")
+        raise UserError(f"model.in_chans={channels}: image files have 1, 3 or 4 channels; use an array column")
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
         image = Image.fromarray(to_uint8(np.asarray(image)))
     if mode != "RGBA" and (image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info):
@@ -164,7 +165,7 @@ def _convert(image: Image.Image, channels: int) -> Image.Image:
 
 
 def to_uint8(pixels: npt.NDArray[Any]) -> Pixels:
-    """Levels 0..255 from whatever range the numbers have: 16 bits are scaled down, fractions of 1 scaled up."""
+    """Convert any range of numbers to 0..255: 16 bits are scaled down, fractions of 1 scaled up."""
     if pixels.dtype == np.uint8:
         return pixels
     if pixels.dtype == np.bool_:
@@ -180,14 +181,14 @@ def to_uint8(pixels: npt.NDArray[Any]) -> Pixels:
 
 
 def channels_last(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """[H, W, C] from [H, W], [H, W, C] or [C, H, W]: channels are the shorter of the two ends."""
+    """Return [H, W, C] from [H, W], [H, W, C] or [C, H, W]: the shorter of the two ends is the channels."""
     if pixels.ndim == 2:
         return pixels[:, :, None]
     return pixels.transpose(1, 2, 0) if pixels.shape[0] < pixels.shape[-1] else pixels
 
 
 def to_channels(pixels: Pixels, channels: int) -> Pixels:
-    """[H, W, channels]: grayscale repeated, colour weighted to grayscale; other changes are an error."""
+    """Return [H, W, channels]: grayscale is repeated, color converted to grayscale; other changes are an error."""
     pixels = channels_last(pixels)
     have = pixels.shape[-1]
     if have == channels:

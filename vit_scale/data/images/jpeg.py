@@ -1,8 +1,8 @@
-"""JPEG files by libjpeg-turbo: only as many rows, and at as small a scale, as a crop needs.
+"""Decode JPEG files with libjpeg-turbo: only as many rows, and at as small a scale, as a crop needs.
 
-A JPEG is decoded from the top. The rows below a crop need not be decoded at all: the header's height is lowered to the
-crop's lower edge, and the decoder stops there. A crop that will be shrunk by half or more is decoded at half the scale
-(or a quarter, or an eighth) by shorter inverse transforms.
+A JPEG is decoded from the top. The rows below a crop need not be decoded at all: the height in the header is lowered to
+the lower edge of the crop, and the decoder stops there. A crop that will be resized to half or less is decoded at 1/2,
+1/4 or 1/8 of the scale by shorter inverse transforms.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Box = tuple[int, int, int, int]
 
 _START = b"\xff\xd8"
 _SMALL_FILE = 4096
-_ROW_BLOCK = 16  # Rows of the largest block of samples that are coded together.
+_ROW_BLOCK = 16  # Rows of the largest block of samples coded together.
 _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SEQUENTIAL = (0xC0, 0xC1)
 _APP1, _START_OF_SCAN = 0xE1, 0xDA
@@ -31,20 +31,20 @@ _COLORSPACES = {1: "GRAY", 3: "RGB"}
 
 @dataclass(frozen=True)
 class JpegHeader:
-    """What the markers before the first scan say."""
+    """Contents of the markers before the first scan."""
 
     height: int
     width: int
     height_at: int
-    """Offset of the two bytes of the height."""
+    """Offset of the two height bytes."""
     components: int
     has_exif: bool
     stops_early: bool
-    """All components come in one sequential scan, so that rows are complete as soon as they are read."""
+    """Whether all components are in one sequential scan, so that rows are complete as soon as they are read."""
 
 
 def read_header(data: memoryview) -> JpegHeader | None:
-    """The header of a JPEG file; None for what is no JPEG or is damaged before its first scan."""
+    """Return the header of a JPEG file; None if it is not a JPEG or is corrupt before its first scan."""
     if len(data) < 4 or data[0] != 0xFF or data[1] != 0xD8:
         return None
     at, has_exif = 2, False
@@ -77,7 +77,7 @@ def _header(data: memoryview, frame: tuple[int, int] | None, scan_components: in
 
 
 def orientation(data: memoryview) -> int:
-    """EXIF orientation, 1 to 8; 1 (upright) where there is none that can be read."""
+    """Return the EXIF orientation, 1 to 8; 1 (upright) if it cannot be read."""
     try:
         value = Image.open(io.BytesIO(data)).getexif().get(_ORIENTATION_TAG, 1)
     except (OSError, ValueError, SyntaxError):
@@ -86,7 +86,7 @@ def orientation(data: memoryview) -> int:
 
 
 def reduction(box_size: tuple[int, int], needed: tuple[float, float]) -> int:
-    """The largest of 8, 4, 2, 1 by which a box may be reduced and still have the needed height and width."""
+    """Return the largest of 8, 4, 2, 1 by which a box may be reduced and still have the needed height and width."""
     for factor in (8, 4, 2):
         if box_size[0] >= factor * needed[0] and box_size[1] >= factor * needed[1]:
             return factor
@@ -94,9 +94,9 @@ def reduction(box_size: tuple[int, int], needed: tuple[float, float]) -> int:
 
 
 def decode_box(data: memoryview, header: JpegHeader, box: Box, factor: int, channels: int) -> Pixels:
-    """Pixels [H, W, C] of the box, reduced by `factor`. Raises ValueError for a damaged file."""
+    """Return pixels [H, W, C] of the box, reduced by `factor`. Raises ValueError for a corrupt file."""
     left, top, right, bottom = box
-    # One row more than the crop, because the last one may be blended with what follows it.
+    # One more row than the crop, because the last one may be blended with the next.
     height = -(-(bottom + 1) // _ROW_BLOCK) * _ROW_BLOCK
     file: memoryview | bytearray = data
     stops_early = header.stops_early and height < header.height and _is_complete(data)
@@ -106,15 +106,15 @@ def decode_box(data: memoryview, header: JpegHeader, box: Box, factor: int, chan
     else:
         height = header.height
     size = {} if factor == 1 else {"min_height": -(-height // factor), "min_width": -(-header.width // factor)}
-    # Not strict about the rows that are left over after an early stop.
+    # Not strict about the rows that remain after an early stop.
     pixels = simplejpeg.decode_jpeg(file, _COLORSPACES[channels], strict=not stops_early, **size)
     return pixels[top // factor : -(-bottom // factor), left // factor : -(-right // factor)]
 
 
 def decode_small(data: memoryview, channels: int) -> Pixels | None:
-    """Pixels [H, W, C] of a file so small that its header takes longer to read than its pixels.
+    """Return pixels [H, W, C] of a file so small that its header takes longer to read than its pixels.
 
-    None where there is more to know: other files, turned ones, other colours, faults.
+    Returns None if more must be known: other formats, rotated images, other color spaces, faults.
     """
     if len(data) > _SMALL_FILE or data[:2] != _START or b"Exif" in bytes(data):
         return None
@@ -125,5 +125,5 @@ def decode_small(data: memoryview, channels: int) -> Pixels | None:
 
 
 def _is_complete(data: memoryview) -> bool:
-    """Whether the file has its end marker: a truncated one must not pass because its end was not looked at."""
+    """Return whether the file has its end marker: a truncated file must not pass because its end was not read."""
     return b"\xff\xd9" in bytes(data[-64:])

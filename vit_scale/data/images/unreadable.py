@@ -1,4 +1,4 @@
-"""Images that could not be read: counted, and the first ten remembered by name."""
+"""Images that could not be read: counted, and the first ten reported by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Problem(NamedTuple):
 
 @dataclass
 class Problems:
-    """What was skipped. An image that is met again in a later epoch counts once."""
+    """Skipped images. An image that is met again in a later epoch counts once."""
 
     numbers: set[int] = field(default_factory=set)
     first: list[Problem] = field(default_factory=list)
@@ -26,7 +26,7 @@ class Problems:
         return len(self.numbers)
 
     def add(self, problems: Iterable[Problem]) -> None:
-        """Remember these."""
+        """Count these images."""
         for problem in problems:
             if problem.number not in self.numbers:
                 self.numbers.add(problem.number)
@@ -34,10 +34,10 @@ class Problems:
                     self.first.append(problem)
 
     def summary(self) -> str:
-        """For people: how many, and the names of the first ten. Empty if there were none."""
+        """Return their number and the names of the first ten as text; empty if there were none."""
         if not self.numbers:
             return ""
-        lines = [f"{len(self):,} images could not be read and were replaced or left out:"]
+        lines = [f"{len(self):,} images could not be read and were replaced or skipped:"]
         lines += [f"  {problem.name}: {problem.reason}" for problem in self.first]
         if len(self) > len(self.first):
             lines.append(f"  ... and {len(self) - len(self.first):,} more")

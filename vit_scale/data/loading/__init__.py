@@ -1,1 +1,1 @@
-"""Batches, built by worker processes."""
+"""Batches, built by data-loading workers."""

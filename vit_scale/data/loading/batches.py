@@ -1,278 +1,281 @@
-"""Micro batches, made whole by whoever loads: read, decode, transform, straight into one block of memory."""
+"""Build complete micro-batches in one process: read, decode and transform straight into one block of memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
 from vit_scale.data.augment.color_ops import Planes
+from vit_scale.data.augment.geometry import Geometry, Row
 from vit_scale.data.augment.transforms import EvalTransform, TrainTransform
-from vit_scale.data.batch import ImageSource, Sample
+from vit_scale.data.batch import Batch, ImageSource, Sample
 from vit_scale.data.draws import uniforms
-from vit_scale.data.images.decode import BrokenImage, Picture, open_picture
+from vit_scale.data.images.decode import LazyImage, UnreadableImage, open_image
 from vit_scale.data.images.unreadable import Problem
-from vit_scale.data.loading.slots import SlotRing, find_ring
-from vit_scale.data.sampling import sample_index, step_positions
+from vit_scale.data.loading.slots import Blocks, BlockSpec, SlotRing, find_ring
+from vit_scale.data.sampling import Ints
+from vit_scale.data.targets import Arrays, Target
 from vit_scale.errors import UserError
 
-Ints = npt.NDArray[np.int64]
-MakePlanes = Callable[[Picture, list[float]], Planes]
-
-SUBSTITUTES = 20
-"""Broken images in a row after which `data.on_error: skip` gives up."""
-_PIXELS_AT_A_TIME = 64 * 64 * 64
-"""So many are opened before any is cropped: hundreds of icons, a photograph or two. More would only take memory."""
+MAX_SUBSTITUTES = 20
+"""Consecutive unreadable images after which `data.on_error: skip` gives up."""
+_OPEN_PIXELS = 64 * 64 * 64
+"""Pixels opened before any is cropped: hundreds of icons, a photograph or two. More would only take memory."""
 
 
 @dataclass
-class Made:
-    """What comes back from a worker: the images stay in shared memory, all else is small."""
+class WorkerBatch:
+    """The result of a worker: images and masks stay in shared memory, everything else is small."""
 
     batch: int
     """Number of the batch."""
     ring: int
-    """Number of the ring of slots that the images are in."""
-    labels: Ints
-    places: Ints
-    """Global positions in training, indices (-1: padding) in evaluation."""
+    """Number of the ring whose slot has the blocks."""
+    positions: Ints
+    """Global positions in training, image indices in evaluation, -1 for padding."""
     problems: list[Problem]
-    images: torch.Tensor | None = None
-    """uint8 [m, C, H, W], where they are not in a shared slot."""
+    target: Arrays = field(default_factory=dict)
+    """Arrays that are not in a slot."""
+    texts: list[list[str]] = field(default_factory=list)
+    blocks: Blocks | None = None
+    """Images and fixed-size targets, if they are not in a shared slot."""
     error: str | None = None
     """Message of a UserError; as an exception it would arrive with the worker's traceback."""
 
-    def take_images(self, held: int | None = None) -> torch.Tensor:
-        """The images. Only in the training process, before the next batch is asked for.
+    def to_batch(self, reserved: int | None = None) -> Batch:
+        """Return the batch. Only in the training process, before the next batch is requested.
 
-        They are copied out of their slot, unless no more than `held` batches are in use at a time and that many stay.
+        Blocks are copied out of their slot, unless the caller uses no more than `reserved` batches at a time and the
+        ring preserves that many.
         """
-        if self.images is not None:
-            return self.images
-        ring = find_ring(self.ring)
-        block = ring.block(self.batch)
-        return block if held is not None and held <= ring.stays else block.clone()
+        blocks = self.blocks
+        if blocks is None:
+            ring = find_ring(self.ring)
+            blocks = ring.blocks(self.batch)
+            if reserved is None or reserved > ring.reserved:
+                blocks = {name: block.clone() for name, block in blocks.items()}
+        target = {name: block for name, block in blocks.items() if name != "images"}
+        target |= {name: torch.from_numpy(array) for name, array in self.target.items()}
+        return Batch(blocks["images"], target, torch.from_numpy(self.positions), texts=self.texts)
 
-    def pin_memory(self) -> Made:
-        """The same into pinned memory; DataLoader calls this in a thread where there is a GPU."""
+    def pin_memory(self) -> WorkerBatch:
+        """Move the blocks to pinned memory; called by DataLoader in a thread if a GPU is available."""
         if self.error is None:
-            images = find_ring(self.ring).block(self.batch) if self.images is None else self.images
-            self.images = images.pin_memory()
+            blocks = find_ring(self.ring).blocks(self.batch) if self.blocks is None else self.blocks
+            self.blocks = {name: block.pin_memory() for name, block in blocks.items()}
         return self
 
 
-@dataclass(frozen=True)
-class TrainPlaces:
-    """Positions and images of each micro batch of this process, in order. Drawn in one place, not in every worker."""
+class Cropped(NamedTuple):
+    """An image after its crop, and its target, moved with it."""
 
-    global_batch: int
-    micro_batch: int
-    rank: int
-    world: int
-    start_step: int
-    end_step: int
-    seed: int
-    images: int
-    repeats: int
-
-    def __len__(self) -> int:
-        return (self.end_step - self.start_step) * (self.global_batch // self.world // self.micro_batch)
-
-    def __iter__(self) -> Iterator[tuple[Ints, Ints]]:
-        for positions in self.positions():
-            yield positions, sample_index(self.seed, positions, self.images, self.repeats)
-
-    def positions(self) -> Iterator[Ints]:
-        """Global positions of each micro batch."""
-        for step in range(self.start_step, self.end_step):
-            yield from step_positions(step, self.global_batch, self.rank, self.world, self.micro_batch)
+    planes: Planes
+    geometry: Geometry
+    target: Any
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Opens and transforms images, and decides about broken ones."""
+    """Opens and crops images with their targets, and handles unreadable ones."""
 
+    transform: TrainTransform | EvalTransform
+    target: Target
     channels: int
     on_error: str
 
-    def make(
-        self, sample: Sample, transform: MakePlanes, row: list[float], problem: Callable[[str], Problem]
-    ) -> Planes | Problem:
-        """Planes of the transformed image, or the problem if it is broken and may be skipped."""
+    def ring(self, workers: int, batch: int) -> SlotRing:
+        """Return memory for batches of this many images."""
+        size = self.transform.size
+        specs = {
+            name: BlockSpec((batch, *spec.shape), getattr(torch, spec.dtype))
+            for name, spec in self.target.slot(size).items()
+        }
+        return SlotRing(workers, {"images": BlockSpec((batch, self.channels, *size)), **specs})
+
+    def crop(self, image: LazyImage, target: Any, row: Row) -> Cropped:
+        """Crop an open image and move its target. Raises UnreadableImage."""
+        geometry = self.transform.geometry((image.height, image.width), row)
+        return Cropped(self.transform.crop(image, geometry), geometry, self.target.move(target, geometry))
+
+    def read(self, sample: Sample, row: Row, problem: Callable[[str], Problem]) -> Cropped | Problem:
+        """Open and crop a sample, or return the problem if it is unreadable and may be skipped."""
         try:
-            return transform(open_picture(sample.image, self.channels), row)
-        except BrokenImage as error:
+            return self.crop(open_image(sample.image, self.channels), sample.target, row)
+        except UnreadableImage as error:
             found = problem(str(error))
             if self.on_error == "raise":
-                raise UserError(f"{found.name}: {found.reason}; data.on_error=skip leaves such images out") from error
+                raise UserError(
+                    f"{found.name}: {found.reason}; set data.on_error=skip to skip unreadable images"
+                ) from error
             return found
 
 
-class Opened(NamedTuple):
-    """An image between opening and cropping."""
+class OpenSample(NamedTuple):
+    """A sample between opening and cropping."""
 
-    at: int
-    """Its index in the source."""
-    label: int
-    picture: Picture | None
-    """None: broken."""
+    number: int
+    """Index in the source."""
+    target: Any
+    image: LazyImage | None
+    """None: unreadable."""
 
     @property
     def pixels(self) -> int:
         """Height times width."""
-        return 0 if self.picture is None else self.picture.height * self.picture.width
+        return 0 if self.image is None else self.image.height * self.image.width
 
 
-class Batches(Dataset[Made]):
-    """Micro batches by their number and places, made whole in a worker."""
+class MicroBatches(Dataset[WorkerBatch]):
+    """Micro-batches by number and indices, built in a worker."""
 
-    def __init__(self, ring: SlotRing):
-        self.ring = ring
+    def __init__(self, source: ImageSource, reader: Reader, ring: SlotRing):
+        self.source, self.reader, self.ring = source, reader, ring
 
-    def __getitem__(self, item: tuple[int, Any]) -> Made:
-        batch, places = item
+    def __getitem__(self, item: tuple[int, Any]) -> WorkerBatch:
+        batch, indices = item
         try:
-            return self.make(batch, places)
+            return self.build(batch, indices)
         except UserError as error:
             return failed(error)
 
-    def make(self, batch: int, places: Any) -> Made:
-        """The batch of this number, of what stands at these places."""
+    def build(self, batch: int, indices: Any) -> WorkerBatch:
+        """Build the batch of this number from these indices."""
         raise NotImplementedError
 
 
-class TrainBatches(Batches):
-    """Training batches of a source: places are (positions, indices)."""
+class TrainBatches(MicroBatches):
+    """Training batches of a source; indices are (positions, image indices)."""
 
     def __init__(self, source: ImageSource, reader: Reader, transform: TrainTransform, seed: int, ring: SlotRing):
-        super().__init__(ring)
-        self.source, self.reader, self.transform, self.seed = source, reader, transform, seed
+        super().__init__(source, reader, ring)
+        self.transform, self.seed = transform, seed
 
-    def make(self, batch: int, places: tuple[Ints, Ints]) -> Made:
-        """The batch of the images with these indices, augmented for these positions.
+    def build(self, batch: int, indices: tuple[Ints, Ints]) -> WorkerBatch:
+        """Build a batch of the images with these indices, augmented for these positions.
 
-        Of small images many are opened, then all of them cropped, then all flipped, and so on: at 32 pixels that takes
-        little more than half as long as all steps of one image, then all of the next.
+        Many small images are opened, then all are cropped, then all flipped, and so on: at 32 pixels that takes little
+        more than half as long as completing one image after another.
         """
-        positions, indices = places
-        draft = Draft(self.ring, batch, positions)
+        positions, image_indices = indices
+        builder = BatchBuilder(self.ring, self.reader.target, batch, positions)
         rows = uniforms(self.seed, positions, self.transform.slots).tolist()
         done = 0
-        for some in self._open_some(indices.tolist()):
-            their_rows = rows[done : done + len(some)]
-            crops = [self._crop(opened, row, draft.problems) for opened, row in zip(some, their_rows, strict=True)]
-            planes = self.transform.change([crop for crop, _ in crops], their_rows)
-            for x, (_, label) in zip(planes, crops, strict=True):
-                draft.put(done, x, label)
-                done += 1
-        return draft.finish()
+        for samples in self._open_groups(image_indices.tolist()):
+            group_rows = rows[done : done + len(samples)]
+            crops = [self._crop(sample, row, builder.problems) for sample, row in zip(samples, group_rows, strict=True)]
+            builder.put_group(done, crops, self._change(crops, group_rows))
+            done += len(samples)
+        return builder.finish()
 
-    def _open_some(self, indices: list[int]) -> Iterator[list[Opened]]:
-        """The images at these indices, opened; of large ones few at a time."""
-        some: list[Opened] = []
+    def _change(self, crops: list[Cropped], rows: list[list[float]]) -> list[Planes]:
+        return self.transform.change([crop.planes for crop in crops], [crop.geometry for crop in crops], rows)
+
+    def _open_groups(self, indices: list[int]) -> Iterator[list[OpenSample]]:
+        """Yield open images in groups; large images come in small groups."""
+        group: list[OpenSample] = []
         pixels = 0
         for index in indices:
-            some.append(opened := self._open(index))
-            pixels += max(opened.pixels, self.transform.size[0] * self.transform.size[1])
-            if pixels >= _PIXELS_AT_A_TIME:
-                yield some
-                some, pixels = [], 0
-        if some:
-            yield some
+            group.append(sample := self._open(index))
+            pixels += max(sample.pixels, self.transform.size[0] * self.transform.size[1])
+            if pixels >= _OPEN_PIXELS:
+                yield group
+                group, pixels = [], 0
+        if group:
+            yield group
 
-    def _open(self, index: int) -> Opened:
+    def _open(self, index: int) -> OpenSample:
         sample = self.source.read(index)
         try:
-            return Opened(index, sample.label, open_picture(sample.image, self.reader.channels))
-        except BrokenImage:
-            return Opened(index, sample.label, None)
+            return OpenSample(index, sample.target, open_image(sample.image, self.reader.channels))
+        except UnreadableImage:
+            return OpenSample(index, sample.target, None)
 
-    def _crop(self, opened: Opened, row: list[float], problems: list[Problem]) -> tuple[Planes, int]:
-        """Crop and label of the image, or of the next one that is not broken."""
-        if opened.picture is not None:
+    def _crop(self, sample: OpenSample, row: Row, problems: list[Problem]) -> Cropped:
+        """Crop the image, or the next one that is readable."""
+        if sample.image is not None:
             try:
-                return self.transform.crop(opened.picture, row), opened.label
-            except BrokenImage:
-                pass  # It is met again below, where it is named and counted.
-        return self._crop_or_substitute(opened.at, row, problems)
+                return self.reader.crop(sample.image, sample.target, row)
+            except UnreadableImage:
+                pass  # Met again below, where it is named and counted.
+        return self._crop_or_substitute(sample.number, row, problems)
 
-    def _crop_or_substitute(self, index: int, row: list[float], problems: list[Problem]) -> tuple[Planes, int]:
-        for i in range(SUBSTITUTES):
+    def _crop_or_substitute(self, index: int, row: Row, problems: list[Problem]) -> Cropped:
+        for i in range(MAX_SUBSTITUTES):
             substitute = (index + i) % len(self.source)
-            sample = self.source.read(substitute)
-            made = self.reader.make(sample, self.transform.crop, row, _problem_at(self.source, substitute))
-            if not isinstance(made, Problem):
-                return made, sample.label
-            problems.append(made)
-        raise too_many_broken(problems[-1])
+            found = self.reader.read(self.source.read(substitute), row, _problem_at(self.source, substitute))
+            if not isinstance(found, Problem):
+                return found
+            problems.append(found)
+        raise too_many_unreadable(problems[-1])
 
 
-class EvalBatches(Batches):
-    """Evaluation batches of a source: places are indices, -1 for padding."""
+class EvalBatches(MicroBatches):
+    """Evaluation batches of a source; indices are image indices, -1 for padding."""
 
-    def __init__(self, source: ImageSource, reader: Reader, transform: EvalTransform, ring: SlotRing):
-        super().__init__(ring)
-        self.source, self.reader, self.transform = source, reader, transform
-
-    def make(self, batch: int, places: Ints) -> Made:
-        """The batch of these images; the places of broken ones become -1."""
-        draft = Draft(self.ring, batch, places.copy())
-        for i, index in enumerate(places.tolist()):
+    def build(self, batch: int, indices: Ints) -> WorkerBatch:
+        """Build a batch of these images; the positions of unreadable ones become -1."""
+        builder = BatchBuilder(self.ring, self.reader.target, batch, indices.copy())
+        for i, index in enumerate(indices.tolist()):
             if index < 0:
-                draft.leave_out(i)
+                builder.skip(i)
                 continue
-            sample = self.source.read(index)
-            made = self.reader.make(sample, self.transform, [], _problem_at(self.source, index))
-            if isinstance(made, Problem):
-                draft.leave_out(i, made)
+            found = self.reader.read(self.source.read(index), (), _problem_at(self.source, index))
+            if isinstance(found, Problem):
+                builder.skip(i, found)
             else:
-                draft.put(i, made, sample.label)
-        return draft.finish()
+                builder.put(i, found.planes, found.target)
+        return builder.finish()
 
 
-class Draft:
-    """A batch that is being made, in its slot."""
+class BatchBuilder:
+    """A batch under construction, in its slot."""
 
-    def __init__(self, ring: SlotRing, batch: int, places: Ints):
-        self.ring, self.batch, self.places = ring, batch, places
-        self.images = ring.block(batch)
-        self.labels = np.zeros(len(places), np.int64)
+    def __init__(self, ring: SlotRing, target: Target, batch: int, positions: Ints):
+        self.ring, self.target, self.batch, self.positions = ring, target, batch, positions
         self.problems: list[Problem] = []
-        self._pixels = self.images.numpy()
+        self._blocks = ring.blocks(batch)
+        self._pixels = self._blocks["images"].numpy()
+        self._targets: list[Any] = [None] * len(positions)
 
-    def put(self, i: int, planes: Planes, label: int) -> None:
-        """Image `i` of the batch."""
+    def put(self, i: int, planes: Planes, target: Any) -> None:
+        """Set image `i` of the batch."""
         self._pixels[i] = planes
-        self.labels[i] = label
+        self._targets[i] = target
 
-    def leave_out(self, i: int, problem: Problem | None = None) -> None:
-        """No image at `i`: black, and not counted."""
+    def put_group(self, start: int, crops: Sequence[Cropped], planes: Sequence[Planes]) -> None:
+        """Set the images from `start` on."""
+        for i, (crop, x) in enumerate(zip(crops, planes, strict=True), start):
+            self.put(i, x, crop.target)
+
+    def skip(self, i: int, problem: Problem | None = None) -> None:
+        """Leave no image at `i`: black, and not counted."""
         self._pixels[i] = 0
-        self.places[i] = -1
+        self.positions[i] = -1
         if problem is not None:
             self.problems.append(problem)
 
-    def finish(self) -> Made:
-        """What is handed over."""
-        images = None if self.ring.is_shared else self.images
-        return Made(self.batch, self.ring.number, self.labels, self.places, self.problems, images)
+    def finish(self) -> WorkerBatch:
+        """Return the finished batch."""
+        memory = {name: block.numpy() for name, block in self._blocks.items() if name != "images"}
+        target, texts = self.target.collate(self._targets, memory)
+        blocks = None if self.ring.is_shared else self._blocks
+        return WorkerBatch(self.batch, self.ring.number, self.positions, self.problems, target, texts, blocks)
 
 
-def failed(error: UserError) -> Made:
-    """What a worker hands back instead of a batch."""
-    nothing = np.empty(0, np.int64)
-    return Made(-1, -1, nothing, nothing, [], error=str(error))
+def failed(error: UserError) -> WorkerBatch:
+    """Return the result of a worker that failed."""
+    return WorkerBatch(-1, -1, np.empty(0, np.int64), [], error=str(error))
 
 
 def _problem_at(source: ImageSource, index: int) -> Callable[[str], Problem]:
     return lambda reason: Problem(index, source.describe(index), reason)
 
 
-def too_many_broken(last: Problem) -> UserError:
-    """For when skipping leads nowhere."""
-    return UserError(f"{SUBSTITUTES} images in a row are broken; the last is {last.name}: {last.reason}")
+def too_many_unreadable(last: Problem) -> UserError:
+    """Return the error for data that skipping does not help."""
+    return UserError(f"{MAX_SUBSTITUTES} consecutive images are unreadable; the last is {last.name}: {last.reason}")

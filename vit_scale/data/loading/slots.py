@@ -1,15 +1,18 @@
-"""Shared memory that batches are made in, allocated once and used in turn.
+"""Shared memory for batches, allocated once and used in turn.
 
-A fresh block for each batch would cost more than the augmentation: the kernel hands out and clears every page of it
-anew. Here worker and training process keep the same pages for the whole run. A finished batch is copied out of its slot
-once, into ordinary or pinned memory, which torch recycles, or used where it is if it is not kept for long.
+A new block per batch would cost more than the augmentation: the kernel would allocate and clear every page again. Here
+worker and training process keep the same pages for the entire run. A finished batch is copied out of its slot once,
+into ordinary or pinned memory, which torch recycles, or used in place if it is not needed for long.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import mmap
 import multiprocessing
+from collections.abc import Mapping
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -17,44 +20,57 @@ import torch
 PREFETCH = 2
 """Batches that each worker prepares ahead."""
 SPARE = 2
-"""Slots for each worker besides those."""
+"""Additional slots per worker."""
 
 _rings: WeakValueDictionary[int, SlotRing] = WeakValueDictionary()
 _numbers = itertools.count()
 
+Blocks = dict[str, torch.Tensor]
+"""The arrays of one batch by name, such as `images` and `mask`."""
+
+
+class BlockSpec(NamedTuple):
+    """Shape and type of one array of a batch."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.uint8
+
 
 class SlotRing:
-    """As many slots as batches can be under way at a time, and some more for each worker.
+    """As many slots as batches can be in progress at a time, plus spare ones for each worker.
 
-    Batch `k` is made in slot `k % len(ring)` by worker `k % workers`. A worker starts on batch `k + workers * PREFETCH`
-    when batch `k` is handed over, so the slot of a batch is not written again before as many later ones as `stays` were
-    handed over.
+    Worker `k % workers` builds batch `k` in slot `k % len(ring)`. It starts on batch `k + workers * PREFETCH` when
+    batch `k` is returned, so a slot is not overwritten until `reserved` later batches have been returned.
     """
 
-    def __init__(self, workers: int, shape: tuple[int, int, int, int]):
-        self.shape, self.number = shape, next(_numbers)
-        self.stays = workers * SPARE
-        self._slots = [_shared_block(shape) for _ in range(workers * (PREFETCH + SPARE))]
+    def __init__(self, workers: int, specs: Mapping[str, BlockSpec]):
+        self.specs, self.number = dict(specs), next(_numbers)
+        self.reserved = workers * SPARE
+        self._slots = [
+            {name: _shared_block(spec) for name, spec in specs.items()} for _ in range(workers * (PREFETCH + SPARE))
+        ]
         _rings[self.number] = self
 
-    def block(self, batch: int) -> torch.Tensor:
-        """Memory to make a batch in."""
-        return self._slots[batch % len(self._slots)] if self._slots else torch.empty(self.shape, dtype=torch.uint8)
+    def blocks(self, batch: int) -> Blocks:
+        """Return the memory to build a batch in."""
+        if self._slots:
+            return self._slots[batch % len(self._slots)]
+        return {name: torch.empty(spec.shape, dtype=spec.dtype) for name, spec in self.specs.items()}
 
     @property
     def is_shared(self) -> bool:
-        """Whether batches are made by workers."""
+        """Whether batches are built by workers."""
         return bool(self._slots)
 
 
 def find_ring(number: int) -> SlotRing:
-    """The ring of this number, in the process that made it."""
+    """Return the ring of this number, in the process that created it."""
     return _rings[number]
 
 
-def _shared_block(shape: tuple[int, int, int, int]) -> torch.Tensor:
-    block = torch.Size(shape)
+def _shared_block(spec: BlockSpec) -> torch.Tensor:
     if multiprocessing.get_start_method() == "fork":
         # Forked workers inherit anonymous memory, which is not limited by the size of /dev/shm as in containers.
-        return torch.frombuffer(mmap.mmap(-1, block.numel()), dtype=torch.uint8).view(block)
-    return torch.empty(block, dtype=torch.uint8).share_memory_()
+        memory = mmap.mmap(-1, math.prod(spec.shape) * spec.dtype.itemsize)
+        return torch.frombuffer(memory, dtype=spec.dtype).view(spec.shape)
+    return torch.empty(spec.shape, dtype=spec.dtype).share_memory_()

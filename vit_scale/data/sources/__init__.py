@@ -1,1 +1,1 @@
-"""Where images come from: tables, folders, streams, embedded and synthetic data."""
+"""Image sources: tables, directories, streams, embedded and synthetic data."""

@@ -1,4 +1,4 @@
-"""Which columns of a dataset hold images and labels, and how to read them fast."""
+"""Find the image and target columns of a dataset, and read them fast."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LABEL_NAMES = ("label", "labels", "fine_label", "target", "class", "cls", "cate
 
 
 class ImageColumn:
-    """Rows of an image column straight from the arrow buffers: `dataset[i]` takes some 50 times as long."""
+    """Rows of an image column, read straight from the arrow buffers: `dataset[i]` takes about 50 times as long."""
 
     def __init__(self, dataset: Any, column: str):
         import datasets
@@ -37,7 +37,7 @@ class ImageColumn:
         self._paths = [chunk.field("path") for chunk in chunks]
 
     def read(self, row: int) -> Any:
-        """Bytes of the file (no copy), or its path where the table holds none, or pixels of an array column."""
+        """Return the file contents (no copy), the path if the table has only that, or the pixels of an array column."""
         if self._arrays is not None:
             return self._arrays[row][self._column]
         chunk, place = self._locate(row)
@@ -45,7 +45,7 @@ class ImageColumn:
         return data if data is not None else self._paths[chunk][place].as_py()
 
     def path(self, row: int) -> str | None:
-        """Name of the file, where the table knows it."""
+        """Return the file name, if the table has one."""
         if self._arrays is not None:
             return None
         chunk, place = self._locate(row)
@@ -59,7 +59,7 @@ class ImageColumn:
 
 
 def find_image_column(features: Mapping[str, Any], config: DataConfig) -> str:
-    """The column named by the options, else the one with an image feature, else the one with an array feature."""
+    """Return the column named in the options, otherwise the image column, otherwise the array column."""
     import datasets
 
     if config.image_column is not None:
@@ -68,13 +68,11 @@ def find_image_column(features: Mapping[str, Any], config: DataConfig) -> str:
         found = [name for name, feature in features.items() if isinstance(feature, kind)]
         if found:
             return _only(found, _IMAGE_NAMES, "data.image_column", config)
-    raise UserError(
-        f"data.source={config.source}: no column of images among {_list(features)}; name it in data.image_column"
-    )
+    raise UserError(f"data.source={config.source}: no image column among {_list(features)}; set data.image_column")
 
 
 def find_label_column(features: Mapping[str, Any], config: DataConfig) -> str:
-    """The column named by the options, else the one with a class-label feature, else one named like a label."""
+    """Return the column named in the options, otherwise the class-label column, otherwise one named like a label."""
     import datasets
 
     if config.label_column is not None:
@@ -86,28 +84,48 @@ def find_label_column(features: Mapping[str, Any], config: DataConfig) -> str:
         if isinstance(features.get(name), datasets.Value):
             return name
     raise UserError(
-        f"data.source={config.source}: no column of labels among {_list(features)}; name it in data.label_column, "
-        "or put images into one folder for each class"
+        f"data.source={config.source}: no label column among {_list(features)}; set data.label_column, "
+        "or put the images into one directory per class"
+    )
+
+
+def find_column(
+    features: Mapping[str, Any],
+    candidates: Iterable[str],
+    named: str | None,
+    preferred: Iterable[str],
+    kind: str,
+    config: DataConfig,
+) -> str:
+    """Return the column that is named, otherwise the first preferred name among the candidates."""
+    if named is not None:
+        return _named(named, features, f"{kind} column")
+    found = set(candidates)
+    for name in preferred:
+        if name in found:
+            return name
+    raise UserError(
+        f"data.source={config.source}: no {kind} column among {_list(features)}; expected one of {_list(preferred)}"
     )
 
 
 def class_names_of(dataset: Any, column: str, config: DataConfig) -> tuple[str, ...]:
-    """Names of the classes: the feature's own, a text column's sorted strings, or numbers up to the largest label."""
+    """Return the names of the feature, the sorted strings of a text column, or numbers up to the largest label."""
     feature = dataset.features[column]
     if hasattr(feature, "names"):
         return tuple(feature.names)
     values = np.unique(dataset.with_format("arrow")[:][column].drop_null().to_numpy(zero_copy_only=False))
     if len(values) == 0:
-        raise UserError(f"data.label_column={column}: {config.source} has no labels there")
+        raise UserError(f"data.label_column={column}: this column of {config.source} has no labels")
     if values.dtype.kind in "iu":
         return tuple(str(i) for i in range(int(values.max()) + 1))
     if values.dtype.kind in "OUT":
         return tuple(str(value) for value in values)
-    raise UserError(f"data.label_column={column}: labels are of type {feature.dtype}; whole numbers or text are needed")
+    raise UserError(f"data.label_column={column}: labels have type {feature.dtype}; expected integers or text")
 
 
-def read_labels(dataset: Any, column: str, names: tuple[str, ...], config: DataConfig) -> npt.NDArray[np.int64]:
-    """Labels of all rows as numbers; -1 where there is none, or where a text is not among the names."""
+def read_labels(dataset: Any, column: str, names: tuple[str, ...]) -> npt.NDArray[np.int64]:
+    """Return the class index of every row; -1 if there is none, or if a text is not among the names."""
     values = dataset.with_format("arrow")[:][column]
     if str(values.type) in ("string", "large_string"):
         number = {name: i for i, name in enumerate(names)}
@@ -117,7 +135,7 @@ def read_labels(dataset: Any, column: str, names: tuple[str, ...], config: DataC
 
 def _named(name: str, features: Mapping[str, Any], key: str) -> str:
     if name not in features:
-        raise UserError(f"{key}={name}: no such column; there are {_list(features)}")
+        raise UserError(f"{key}={name}: column not found; available: {_list(features)}")
     return name
 
 
@@ -127,7 +145,7 @@ def _only(found: list[str], preferred: Iterable[str], key: str, config: DataConf
     for name in preferred:
         if name in found:
             return name
-    raise UserError(f"{key}: {config.source} has several candidates, {_list(found)}; choose one")
+    raise UserError(f"{key}: {config.source} has several candidates: {_list(found)}; choose one")
 
 
 def _list(names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Sources that need no download: scikit-learn's handwritten digits, and synthetic images for benchmarks."""
+"""Sources without a download: scikit-learn's handwritten digits, and synthetic images for benchmarks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vit_scale.data.batch import Sample
 
 
 def digits() -> Any:
-    """1,797 handwritten digits of 8x8 pixels (Alpaydin and Kaynak, 1998) as a dataset with one split."""
+    """Return 1,797 handwritten digits of 8x8 pixels (Alpaydin and Kaynak, 1998) as a dataset with one split."""
     import datasets
     from PIL import Image
     from sklearn.datasets import load_digits
@@ -35,9 +35,9 @@ def digits() -> Any:
 
 @dataclass(frozen=True)
 class SyntheticSource:
-    """Any number of noise images at no cost: each is a window onto one block of noise, and reads without a copy.
+    """Any number of noise images at no cost: each is a window onto one block of noise, and is read without a copy.
 
-    The window's place follows from the class and shifts a little with the index, so that there is something to learn.
+    The window depends on the class and shifts a little with the index, so that there is something to learn.
     """
 
     length: int
@@ -47,21 +47,25 @@ class SyntheticSource:
     name: str
     seed: int
     first: int = 0
-    """Number of the first image; keeps train and validation images apart."""
+    """Number of the first image; separates training and validation images."""
 
     def __len__(self) -> int:
         return self.length
 
     def read(self, index: int) -> Sample:
-        """Pixels [H, W, C] and label."""
+        """Return pixels [H, W, C] and the label."""
         number = self.first + index
-        label = number % self.num_classes
+        label = self.read_target(index)
         shift = (number // self.num_classes) % 4
         left, top = label * 37 % 256 + shift, label * 101 % 256 + shift
         return Sample(self._noise[top : top + self.size, left : left + self.size], label)
 
+    def read_target(self, index: int) -> int:
+        """Return the label alone."""
+        return (self.first + index) % self.num_classes
+
     def describe(self, index: int) -> str:
-        """How a message names this image."""
+        """Name an image in messages."""
         return f"image {self.first + index} of {self.name}"
 
     @property

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vit_scale.checkpoints.run_weights import find_run_weights
 from vit_scale.errors import UserError
 from vit_scale.hub import hub_answers, offline
 from vit_scale.models.variants import TIMM_PREFIX, check_model_name
@@ -37,9 +38,6 @@ def read_weights(source: str | Path) -> StateDict:
         return read_hub(str(source))
     path = Path(source)
     if path.is_dir():
-        # Imported here, because it reads checkpoints, which stand above models.
-        from vit_scale.checkpoints.run_weights import find_run_weights
-
         return find_run_weights(path).read()
     if not path.is_file():
         raise UserError(f"model.weights = {source}: there is no such file or folder.")

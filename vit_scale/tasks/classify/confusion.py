@@ -1,70 +1,60 @@
-"""Which classes are taken for which, counted over all processes."""
+"""Which classes are confused with which, counted over all ranks."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-MOST_CLASSES = 100
-"""Up to here the whole matrix is kept; beyond, the pairs that are confused most."""
-MOST_PAIRS = 200
+from vit_scale.tasks.task import Table
 
-
-@dataclass(frozen=True)
-class ConfusionTable:
-    """The content of confusion.json: `counts` (rows true, columns predicted), or `pairs` where classes are many."""
-
-    step: int
-    weights: str
-    """`raw` or `ema`."""
-    classes: list[str]
-    counts: list[list[int]] | None
-    pairs: list[tuple[int, int, int]]
-    """True class, predicted class, images; the most frequent first, only mistakes."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """As it is written: the pairs follow from the counts, so one of them is enough."""
-        head = {"step": self.step, "weights": self.weights, "classes": self.classes}
-        return head | ({"pairs": self.pairs} if self.counts is None else {"counts": self.counts})
+MAX_CLASSES = 100
+"""Up to this many classes a run shows the full matrix, otherwise the most frequent errors."""
+MAX_PAIRS = 200
 
 
 class Confusion:
-    """Collects true and predicted classes of an evaluation, on the device."""
+    """Collects true and predicted classes of an evaluation, on the device. Only cells that occur are counted."""
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
         self._cells: list[torch.Tensor] = []
 
     def add(self, labels: torch.Tensor, predicted: torch.Tensor, real: torch.Tensor) -> None:
-        """A batch; `real` is false for padding."""
+        """Add a batch; `real` is False for padding."""
         self._cells.append(torch.where(real, labels * self.classes + predicted, -1))
 
-    def table(self, step: int, weights: str, names: list[str]) -> ConfusionTable:
-        """The sums over all processes; all must call it."""
-        cells, counts = _summed(torch.cat(self._cells).cpu())
-        true, predicted = cells // self.classes, cells % self.classes
-        matrix = None
-        if self.classes <= MOST_CLASSES:
-            square = torch.zeros(self.classes, self.classes, dtype=torch.int64)
-            square[true, predicted] = counts
-            matrix = square.tolist()
-        wrong = true != predicted
-        order = counts[wrong].argsort(descending=True, stable=True)[:MOST_PAIRS]
-        columns = (column[wrong][order].tolist() for column in (true, predicted, counts))
-        classes = [names[i] if i < len(names) else str(i) for i in range(self.classes)]
-        return ConfusionTable(step, weights, classes, matrix, list(zip(*columns, strict=True)))
+    def counts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return true classes, predicted classes and how often each pair occurs; every rank must call it."""
+        cells, counts = _sum_over_ranks(torch.cat(self._cells).cpu())
+        return cells // self.classes, cells % self.classes, counts
+
+    def matrix(self) -> torch.Tensor:
+        """Return int64 counts [true class, predicted class]; every rank must call it."""
+        true, predicted, counts = self.counts()
+        square = torch.zeros(self.classes, self.classes, dtype=torch.int64)
+        square[true, predicted] = counts
+        return square
 
 
-def _summed(cells: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Different cells and how often each occurs, over all processes."""
+def confusion_table(confusion: Confusion, names: tuple[str, ...]) -> Table:
+    """Return the matrix, or the most frequent errors if there are many classes; every rank must call it."""
+    if confusion.classes <= MAX_CLASSES:
+        return Table("confusion", "Confusion matrix", list(names), confusion.matrix().tolist(), matrix=True)
+    true, predicted, counts = confusion.counts()
+    wrong = true != predicted
+    order = counts[wrong].argsort(descending=True, stable=True)[:MAX_PAIRS]
+    columns = (column[wrong][order].tolist() for column in (true, predicted, counts))
+    rows: list[list[object]] = [[names[i], names[j], count] for i, j, count in zip(*columns, strict=True)]
+    return Table("confusion", "Most frequent errors", ["true", "predicted", "images"], rows)
+
+
+def _sum_over_ranks(cells: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the cells that occur and how often, over all ranks."""
     own = torch.unique(cells[cells >= 0], return_counts=True)
     if not dist.is_initialized():
         return own
-    everyone: list[tuple[torch.Tensor, torch.Tensor]] = [own] * dist.get_world_size()
-    dist.all_gather_object(everyone, own)
-    found, where = torch.unique(torch.cat([part[0] for part in everyone]), return_inverse=True)
-    counts = torch.zeros_like(found).scatter_add_(0, where, torch.cat([part[1] for part in everyone]))
+    gathered: list[tuple[torch.Tensor, torch.Tensor]] = [own] * dist.get_world_size()
+    dist.all_gather_object(gathered, own)
+    found, where = torch.unique(torch.cat([part[0] for part in gathered]), return_inverse=True)
+    counts = torch.zeros_like(found).scatter_add_(0, where, torch.cat([part[1] for part in gathered]))
     return found, counts

@@ -1,13 +1,16 @@
-"""Pictures of results, drawn with matplotlib: confusion matrix, reliability diagram, attention over an image."""
+"""Figures of results, drawn with matplotlib: confusion matrix, reliability diagram, attention over an image."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image
 
+from vit_scale.format import percent
 from vit_scale.tasks.classify.calibration import Calibration
 
 if TYPE_CHECKING:
@@ -23,10 +26,11 @@ _INK = "#1a1a2e"
 
 
 def confusion_figure(confusion: np.ndarray, class_names: Sequence[str], title: str) -> Figure:
-    """Rows are true classes, columns predictions, colours shares of a row; legible from 2 to 1,000 classes.
+    """Rows are true classes, columns predictions, colors fractions of a row; legible from 2 to 1,000 classes.
 
-    Few classes have their counts in the cells, up to a hundred their names. Of more the worst errors are circled and
-    named, for a cell is then but a pixel or two. Colours go by square roots, so that small shares are seen.
+    Cells of few classes have their counts, up to a hundred classes have their names. Beyond that the worst errors are
+    circled and labeled, because a cell is only a pixel or two. Colors follow square roots, so that small fractions are
+    visible.
     """
     classes = len(class_names)
     inches = float(np.clip(3.5 + 0.28 * classes, 5, 14))
@@ -42,8 +46,8 @@ def confusion_figure(confusion: np.ndarray, class_names: Sequence[str], title: s
     axes.set_title(title, loc="left", fontsize=11)
     bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02)
     levels = np.array([0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0])
-    bar.set_ticks(np.sqrt(levels).tolist(), labels=[f"{100 * level:g} %" for level in levels])
-    bar.set_label("share of the true class's images")
+    bar.set_ticks(np.sqrt(levels).tolist(), labels=[f"{100 * level:g}%" for level in levels])
+    bar.set_label("fraction of the images of the true class")
     return figure
 
 
@@ -75,7 +79,7 @@ def _circle_worst(axes: Any, confusion: np.ndarray, shares: np.ndarray, class_na
             break
         axes.plot(column, row, "o", markersize=9, markerfacecolor="none", markeredgecolor="#d1495b")
         on_the_left = column > 0.7 * len(confusion)
-        words = f"{class_names[row]} taken for {class_names[column]}, {100 * shares[row, column]:.0f} %"
+        words = f"{class_names[row]} confused with {class_names[column]}, {100 * shares[row, column]:.0f}%"
         axes.annotate(
             words,
             (column, row),
@@ -99,12 +103,12 @@ def reliability_figure(calibration: Calibration, title: str) -> Figure:
     width = edges[1]
     axes.bar(edges[:-1][used], accuracy[used], width=width, align="edge", color="#4c78a8", edgecolor="white")
     axes.set(ylabel="accuracy", ylim=(0, 1), xlim=(0, 1))
-    axes.set_title(f"{title}\nexpected calibration error {100 * calibration.error:.2f} %", loc="left", fontsize=11)
+    axes.set_title(f"{title}\nexpected calibration error {percent(calibration.error)}", loc="left", fontsize=11)
     axes.legend(loc="upper left", frameon=False)
     below.bar(
         edges[:-1], counts / max(1.0, counts.sum()), width=width, align="edge", color="#9aa5b1", edgecolor="white"
     )
-    below.set(xlabel="confidence", ylabel="share of images")
+    below.set(xlabel="confidence", ylabel="fraction of images")
     return figure
 
 
@@ -124,13 +128,20 @@ def attention_figure(pixels_HWC: np.ndarray, attention_HW: np.ndarray, title: st
     return figure
 
 
-def save_figure(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path | IO[bytes]) -> None:
     """Write a PNG."""
-    figure.savefig(path, dpi=150, facecolor="white")
+    figure.savefig(path, format="png", dpi=150, facecolor="white")
+
+
+def to_image(figure: Figure) -> Image.Image:
+    """Render a figure."""
+    file = io.BytesIO()
+    save_figure(figure, file)
+    return Image.open(file)
 
 
 def _figure(size: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
-    """A figure of its own, without pyplot's list of figures or a display."""
+    """Create a figure without pyplot, which would keep it in a global list and look for a display."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")

@@ -1,40 +1,43 @@
-"""Pictures of a run: the first augmented batch, the worst mistakes, where the model looks."""
+"""Image grids of a run: the first training batch, misclassified images, attention maps."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from PIL import Image
 
-from vit_scale.data.image_grid import caption, draw_grid, to_pictures
-from vit_scale.tasks.classify.analysis import Mistake
+from vit_scale.data.image_grid import caption, draw_grid, to_pil_images
+from vit_scale.tasks.classify.analysis import Misclassified
 
-MOST_IN_BATCH = 16
+MAX_IN_BATCH = 16
 _NAME = 20
 
 # From dark violet over red to yellow, as strength goes from 0 to 1.
 _COLORS = np.array([[20, 10, 60], [130, 30, 110], [225, 80, 55], [250, 230, 90]], dtype=np.float32)
 
 
-def batch_picture(images: torch.Tensor, targets: torch.Tensor, normalization: tuple, names: list[str]) -> Image.Image:
-    """Normalised, mixed images with the classes and weights of their targets."""
+def batch_grid(images: torch.Tensor, targets: torch.Tensor, normalization: tuple, names: Sequence[str]) -> Image.Image:
+    """Draw normalized, mixed images with the classes and weights of their targets."""
     mean, std = normalization
-    pictures = to_pictures(images.float().cpu(), mean, std)
+    pictures = to_pil_images(images.float().cpu(), mean, std)
     return draw_grid(pictures, [caption(target, names) for target in targets.cpu()])
 
 
-def mistakes_picture(mistakes: list[Mistake], names: list[str]) -> Image.Image:
-    """What was wrong, the worst first: the true class, then the predicted one and its probability."""
+def misclassified_grid(found: list[Misclassified], names: Sequence[str]) -> Image.Image:
+    """Draw misclassified images, the highest loss first, with true class, predicted class and its probability."""
     captions = [
-        f"is {class_name(m.label, names)}\nsaid {class_name(m.predicted, names)}: {m.probability:.2f}" for m in mistakes
+        f"true {class_name(each.label, names)}\npredicted {class_name(each.predicted, names)}: {each.probability:.2f}"
+        for each in found
     ]
-    return draw_grid(uint8_pictures(torch.stack([mistake.image for mistake in mistakes])), captions)
+    return draw_grid(uint8_pictures(torch.stack([each.image for each in found])), captions)
 
 
-def attention_picture(
-    images: torch.Tensor, maps: torch.Tensor, labels: list[int], names: list[str], tile: int = 168
+def attention_grid(
+    images: torch.Tensor, maps: torch.Tensor, labels: list[int], names: Sequence[str], tile: int = 168
 ) -> Image.Image:
-    """Each image, and beside it the same one under its map; maps are [B, rows, columns]."""
+    """Draw each image next to its attention map; maps are [B, rows, columns]."""
     pictures, captions = [], []
     for picture, strength, label in zip(uint8_pictures(images), maps.float().cpu(), labels, strict=True):
         large = picture.resize((tile, tile * picture.height // picture.width), Image.Resampling.NEAREST)
@@ -55,8 +58,8 @@ def _overlay(picture: Image.Image, strength: torch.Tensor) -> Image.Image:
 
 def uint8_pictures(images: torch.Tensor) -> list[Image.Image]:
     """Pictures of uint8 images [B, C, H, W]."""
-    return to_pictures(images / 255, (0.0,), (1.0,))
+    return to_pil_images(images / 255, (0.0,), (1.0,))
 
 
-def class_name(index: int, names: list[str]) -> str:
+def class_name(index: int, names: Sequence[str]) -> str:
     return (names[index] if index < len(names) else str(index))[:_NAME]

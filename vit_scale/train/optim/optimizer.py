@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from vit_scale.config import OptimConfig
 from vit_scale.errors import UserError, did_you_mean
+from vit_scale.kernels.startup import without_compiler
 from vit_scale.models.interface import full_shape
 from vit_scale.train.optim.muon import Muon
 
-Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 # Optimisers that treat each number on its own. ZeRO hands them pieces of flattened layers, which makes no difference
 # to these; one that looks at whole layers, such as LAMB or Muon, would take other steps than under DDP.
 ELEMENTWISE = {"adam", "adamw", "nadam", "nadamw", "radam", "radamw", "adamax", "lion", "sgd", "momentum", "rmsprop"}
@@ -51,30 +50,14 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
     """AdamW (fused), SGD, Muon, or any optimiser of timm by its name there."""
     groups = parameter_groups(model, config)
     if config.name == "adamw":
-        return _without_compiler(torch.optim.AdamW)(
-            groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True
-        )
+        return without_compiler(torch.optim.AdamW)(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
     if config.name == "sgd":
-        return _without_compiler(torch.optim.SGD)(
+        return without_compiler(torch.optim.SGD)(
             groups, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0
         )
     if config.name == "muon":
         return Muon(groups, lr=config.lr, momentum=config.momentum, betas=config.betas, eps=config.eps)
     return _timm_optimizer(groups, config)
-
-
-def _without_compiler(optimizer: type[Kind]) -> type[Kind]:
-    """The same optimiser, which does not import torch's compiler to step; that takes 1.5 s at the start of a run.
-
-    torch's imports it to keep some methods from being compiled. `parallel.compile` compiles blocks of the model, from
-    which no optimiser is called.
-    """
-    step = torch.no_grad()(inspect.unwrap(optimizer.step))
-    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
-        plain = inspect.unwrap(getattr(optimizer, name))
-        # Where torch looks for what to call, and keeps from the first call on what the compiler gave it.
-        vars(plain).setdefault("__dynamo_disable", plain)
-    return type(optimizer.__name__, (optimizer,), {"step": step})
 
 
 def _timm_optimizer(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:

@@ -1,0 +1,65 @@
+"""A task that is passed in Python trains like a built-in one, and needs no other file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+SCRIPT = "tests/tasks/mean_color.py"
+
+
+def command(folder: Path, *options: str) -> list[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    return [*launcher, SCRIPT, str(folder), *options]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, launch_processes: Callable) -> Path:
+    """Runs on two processes: one to its end, one stopped after half of its steps and resumed."""
+    top = tmp_path_factory.mktemp("mean_color")
+    half = [command(top / "resumed", "schedule.steps=8", "schedule.shape=constant")]
+    for commands in ([command(top / "whole", "schedule.shape=constant")], half):
+        (done,) = launch_processes(*commands)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    (done,) = launch_processes(command(top / "resumed", "schedule.shape=constant"))
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "error" in done.stdout
+    return top
+
+
+def lines(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_task_of_ones_own_learns_on_two_processes(runs: Path) -> None:
+    losses = [line["train/loss"] for line in lines(runs / "whole") if "train/loss" in line]
+    assert losses[-1] < 0.5 * losses[0]
+    summary = json.loads((runs / "whole/summary.json").read_text())
+    errors = [line[key] for line in lines(runs / "whole") for key in ("val/error", "val_ema/error") if key in line]
+    assert summary["best/val/error"] == min(errors), "lower is better"
+    assert summary["task"]["name"] == "mean_color"
+    assert summary["class_names"] == []
+
+
+def test_task_of_ones_own_resumes_bit_for_bit(runs: Path) -> None:
+    for name in ("model", "model_ema"):
+        whole, resumed = (load_file(runs / folder / f"{name}.safetensors") for folder in ("whole", "resumed"))
+        assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+    last = {name: lines(runs / name)[-1]["val/error"] for name in ("whole", "resumed")}
+    assert last["whole"] == last["resumed"]
+
+
+def test_pages_show_a_task_of_ones_own(runs: Path, tmp_path: Path) -> None:
+    from vit_scale.page.page import write_page
+    from vit_scale.page.runs import read_runs
+
+    write_page(read_runs([runs / "whole"]), tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "val/error" in text
+    assert "top-1" not in text.split("plotly")[0]

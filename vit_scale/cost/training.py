@@ -1,0 +1,92 @@
+"""What a training image costs, from the parts that a task names: used by MFU, report, plan and memory alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from vit_scale.config import Config
+from vit_scale.cost.activations import Precision, number_bytes
+from vit_scale.cost.count import ModelCount, count_model
+from vit_scale.cost.hardware import Peak
+
+
+@dataclass(frozen=True)
+class CostPart:
+    """A module that training runs, on the meta device or live."""
+
+    label: str
+    module: nn.Module
+    tokens: float = 1.0
+    """Fraction of the patch tokens that it computes (an MAE encoder sees a quarter)."""
+    backward: bool = True
+    """False for a frozen teacher, which has a forward pass only."""
+    images: float = 1.0
+    """Forward passes per training image."""
+
+
+@dataclass(frozen=True)
+class TrainingCost:
+    """FLOPs per training image, forward and backward."""
+
+    flops: dict[str, float]
+    """By label of the part."""
+
+    @property
+    def total(self) -> float:
+        return sum(self.flops.values())
+
+
+def training_cost(parts: list[CostPart], config: Config, *, batch: int | None, side: int | None = None) -> TrainingCost:
+    """Count what training executes per image.
+
+    `batch`: images per forward pass if stochastic depth rounds to whole ones, else None. `side`: another image size
+    than the model's own.
+    """
+    return TrainingCost({part.label: _flops(part, config, batch, side) for part in parts})
+
+
+def frozen_bytes(parts: list[CostPart], precision: Precision) -> int:
+    """Return the bytes of parts that are only run, never trained, on every device."""
+    return sum(number_bytes(precision) * count_model(part.module).params for part in parts if not part.backward)
+
+
+def _flops(part: CostPart, config: Config, batch: int | None, side: int | None) -> float:
+    count = count_model(part.module)
+    if side is not None:
+        count = count.at_size(side)
+    if not part.backward:
+        return part.images * count.flops
+    return part.images * actual_train_flops_per_image(count, config, batch, tokens=part.tokens)
+
+
+def actual_train_flops_per_image(count: ModelCount, config: Config, batch: int | None, *, tokens: float = 1.0) -> float:
+    """Return the FLOPs executed per training image: stochastic depth and dropped tokens save, recomputation adds."""
+    return count.train_flops_per_image(
+        config.model.drop_path,
+        1 - tokens if tokens < 1 else config.model.patch_dropout,
+        config.parallel.activation_checkpointing,
+        drop_path_schedule=config.model.drop_path_schedule,
+        drop_path_mode=config.model.drop_path_mode,
+        batch=batch,
+    )
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """FLOPs of a training step and the peak of the device, for MFU."""
+
+    flops_per_image: dict[int | None, float]
+    """By image size; None is the model's own."""
+    global_batch: int
+    processes: int
+    peak: Peak
+
+    def flops(self, side: int | None) -> float:
+        """Return the FLOPs of a step over all processes, at an image size."""
+        return self.global_batch * self.flops_per_image[side]
+
+    def mfu(self, flops: float, seconds: float) -> float | None:
+        """Return the fraction of the peak that `flops` in `seconds` are; None if the peak is unknown."""
+        return flops / seconds / (self.peak.flops * self.processes) if self.peak.flops else None

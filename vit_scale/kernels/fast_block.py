@@ -1,0 +1,90 @@
+"""The forward pass of a transformer block with every shortcut.
+
+The order of operations is that of models/block.py, attention.py and mlp.py. What differs: oneDNN matmuls, the CPU
+attention kernel, residual sums and a GELU gradient in place, and only the requested tokens in the last block. Blocks
+are duck-typed, because models/ imports this package. No hook but the strategy's sees the tensors in between.
+
+Shapes: B batch, N tokens, Q tokens with a query, D token width.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from vit_scale.kernels import Shortcut, cpu_attention, onednn
+from vit_scale.kernels.residual import add_branch_
+from vit_scale.kernels.watch import call
+
+
+def forward(block: Any, x_BND: Tensor, keep_BN: Tensor | None, shortcut: Shortcut) -> Tensor:
+    """Compute `block` for all tokens, or return only the leading `shortcut.tokens`, which still attend to all."""
+    hooked = shortcut.hooked
+    attention, mlp = partial(_attention, shortcut=shortcut), partial(_mlp, hooked=hooked)
+
+    def attention_branch(x_BND: Tensor, keep_BN: Tensor | None) -> Tensor:
+        return block.ls1(call(block.attn, attention, block.norm1(x_BND), keep_BN, hooked=hooked))
+
+    def mlp_branch(x_BND: Tensor) -> Tensor:
+        return block.ls2(call(block.mlp, mlp, block.norm2(x_BND), hooked=hooked))
+
+    x_BND = call(block.drop_path1, add_branch_, x_BND, attention_branch, keep_BN, hooked=hooked)
+    # Only this block refers to the first sum, so the second one may overwrite it.
+    return call(block.drop_path2, partial(add_branch_, overwrite_x=True), x_BND, mlp_branch, hooked=hooked)
+
+
+def _attention(attn: Any, x_BND: Tensor, keep_BN: Tensor | None, *, shortcut: Shortcut) -> Tensor:
+    hooked = shortcut.hooked
+    if shortcut.tokens is None and _is_softmax_attention(attn) and cpu_attention.runs(x_BND, attn.num_heads):
+        y_BQD = cpu_attention.attend(_linear(attn.qkv, x_BND, hooked=hooked), attn.num_heads)
+    else:
+        y_BQD = attn.attend(*_queries_keys_values(attn, x_BND, shortcut), keep_BN)
+    return attn.proj_drop(_linear(attn.proj, y_BQD, hooked=hooked))
+
+
+def _is_softmax_attention(attn: Any) -> bool:
+    """Return whether attention is softmax attention with nothing added, by the fastest kernel."""
+    has_no_extras = attn.rope is None and attn.rel_pos is None and type(attn.q_norm) is nn.Identity
+    return has_no_extras and attn.kernel == "auto" and not (attn.training and attn.attn_dropout)
+
+
+def _queries_keys_values(attn: Any, x_BND: Tensor, shortcut: Shortcut) -> tuple[Tensor, Tensor, Tensor]:
+    # A weight of another tensor type, such as a quantized one, need not support slices.
+    if shortcut.tokens is None or type(attn.qkv.weight) not in (Tensor, nn.Parameter):
+        q_BND, k_BND, v_BND = attn.split(_linear(attn.qkv, x_BND, hooked=shortcut.hooked))
+        return q_BND if shortcut.tokens is None else q_BND[:, : shortcut.tokens], k_BND, v_BND
+    project = partial(_project_leading_queries, tokens=shortcut.tokens)
+    q_BQD, kv_BNC = call(attn.qkv, project, x_BND, hooked=shortcut.hooked)
+    k_BND, v_BND = kv_BNC.unflatten(-1, (2, -1)).unbind(2)
+    return q_BQD, k_BND, v_BND
+
+
+def _project_leading_queries(qkv: nn.Linear, x_BND: Tensor, *, tokens: int) -> tuple[Tensor, Tensor]:
+    """Return queries of the leading tokens, [B, Q, D], and keys and values of all, [B, N, 2 D]."""
+    dim = x_BND.shape[-1]
+    q_bias, kv_bias = (None, None) if qkv.bias is None else (qkv.bias[:dim], qkv.bias[dim:])
+    q_BQD = onednn.linear(x_BND[:, :tokens], qkv.weight[:dim], q_bias)
+    return q_BQD, onednn.linear(x_BND, qkv.weight[dim:], kv_bias)
+
+
+def _mlp(mlp: Any, x_BND: Tensor, *, hooked: bool) -> Tensor:
+    hidden_BNF = _linear(mlp.fc1, x_BND, hooked=hooked)
+    if type(mlp.act) is nn.GELU:
+        hidden_BNF = call(mlp.act, _gelu, hidden_BNF, hooked=hooked)
+    else:
+        hidden_BNF = mlp.activate(hidden_BNF)
+    return mlp.drop2(_linear(mlp.fc2, mlp.drop1(hidden_BNF), hooked=hooked))
+
+
+def _linear(layer: nn.Linear, x: Tensor, *, hooked: bool) -> Tensor:
+    return call(layer, _onednn_linear, x, hooked=hooked)
+
+
+def _onednn_linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    return onednn.linear(x, layer.weight, layer.bias)
+
+
+def _gelu(_layer: nn.GELU, x: Tensor) -> Tensor:
+    return onednn.gelu_overwriting_grad(x)

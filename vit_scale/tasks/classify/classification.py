@@ -1,0 +1,86 @@
+"""Image classification with MixUp, CutMix, label smoothing and progressive image sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from vit_scale.config import Config
+from vit_scale.data.batch import Batch, DataInfo
+from vit_scale.data.mixing import Mixing
+from vit_scale.errors import UserError
+from vit_scale.models import construct_from_config
+from vit_scale.schedule import Plan
+from vit_scale.tasks.classify.evaluator import ClassificationEvaluator
+from vit_scale.tasks.classify.image_grids import MAX_IN_BATCH, batch_grid
+from vit_scale.tasks.classify.loss import classification_loss
+from vit_scale.tasks.task import Card, Inputs, Metric, Show, Task
+
+
+class Classification(Task):
+    """One label per image."""
+
+    name = "classify"
+    metrics = (
+        Metric("top1", "top-1"),
+        Metric("top5", "top-5", brief=False),
+        Metric("loss", "loss", higher=False, percent=False),
+    )
+
+    def __init__(self, config: Config, info: DataInfo, plan: Plan | None = None) -> None:
+        super().__init__(config, info, plan)
+        classes = config.model.num_classes
+        self.num_classes = len(info.class_names) if classes is None else classes
+        if self.num_classes < len(info.class_names):
+            raise UserError(f"model.num_classes = {classes}: the data has {len(info.class_names)} classes")
+        self.multiple = 2 if config.augment.mixup or config.augment.cutmix else 1
+
+    def build(self) -> nn.Module:
+        model = construct_from_config(self.config.model, num_classes=self.num_classes, in_chans=self.in_chans)
+        self.mixing = self._make_mixing(model)
+        return model
+
+    def inputs(self, batch: Batch, step: int) -> Inputs:
+        assert self.plan is not None
+        images = self.normalized(batch)
+        labels = batch.target["label"].to(self.device, non_blocking=True)
+        offset = int(batch.positions[0]) % self.plan.global_batch
+        images, target = self.mixing(images, labels, step=step, offset=offset)
+        return Inputs((self.progressive(images, step).to(self.dtype),), {"target": target})
+
+    def loss(self, outputs: Any, inputs: Inputs) -> dict[str, Tensor]:
+        return {"loss": classification_loss(self.config.optim.loss, outputs, inputs.rest["target"])}
+
+    def evaluator(self, *, inspect: bool) -> ClassificationEvaluator:
+        return ClassificationEvaluator(self, inspect=inspect)
+
+    def show_batch(self, inputs: Inputs, out: Show) -> None:
+        few = slice(MAX_IN_BATCH)
+        images, target = inputs.args[0][few], inputs.rest["target"][few]
+        out.image(
+            "batch",
+            lambda: batch_grid(images, target, self.normalization, self.info.class_names),
+            title="Training batch",
+            caption="images as the model receives them, after augmentation and mixing",
+        )
+
+    def card(self) -> Card:
+        return Card("image-classification", f"({self.num_classes:,} classes)")
+
+    def class_name(self, index: int) -> str:
+        """Return the name of a class, or its number."""
+        names = self.info.class_names
+        return names[index] if index < len(names) else str(index)
+
+    def _make_mixing(self, model: Any) -> Mixing:
+        plan, augment = self.plan, self.config.augment
+        unmixed = round(augment.mix_off_epochs * plan.train_images / plan.global_batch) if plan else 0
+        return Mixing(
+            augment,
+            num_classes=self.num_classes,
+            global_batch=plan.global_batch if plan else 1,
+            seed=self.config.run.seed,
+            patch_size=model.patch_size,
+            off_from_step=plan.steps - unmixed if plan and unmixed else None,
+        )

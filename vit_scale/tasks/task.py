@@ -1,0 +1,273 @@
+"""The interface between the training loop and what is learned.
+
+A task says what is read next to an image, what goes into the model, what the loss is, what is measured and what is
+shown. The loop, the record, the page and the sweeps know nothing else. To add a task, write the four abstract methods
+of `Task` and add a line to `vit_scale.tasks.TASKS`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vit_scale.config import Config
+from vit_scale.cost.training import CostPart
+from vit_scale.data.batch import Batch, DataInfo
+from vit_scale.data.normalize import Normalize, Values, buffer_for, resolve_normalization
+from vit_scale.data.progressive import Progressive
+from vit_scale.data.targets import ClassTarget, Target
+from vit_scale.format import percent
+from vit_scale.schedule import Plan
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from vit_scale.data.data import Data
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that evaluation reports, under `val/<name>`."""
+
+    name: str
+    label: str
+    """What terminal, page and model card call it."""
+    higher: bool = True
+    """Whether higher is better."""
+    percent: bool = True
+    """Whether it is a fraction of 1, shown as a percentage."""
+    brief: bool = True
+    """Whether it is part of the one-line summary in the terminal."""
+
+    def text(self, value: float) -> str:
+        """Format a value."""
+        return percent(value) if self.percent else f"{value:.4f}"
+
+    def is_better(self, value: float, best: float | None) -> bool:
+        """Return whether `value` beats `best`; anything beats None, and nothing that is not a number beats anything."""
+        if best is None:
+            return value == value
+        return value > best if self.higher else value < best
+
+    def best_of(self, values: Sequence[float]) -> float:
+        """Return the best of some values."""
+        return max(values) if self.higher else min(values)
+
+
+class Inputs(NamedTuple):
+    """A micro-batch on the device."""
+
+    args: tuple[Tensor, ...]
+    """Arguments of the one call of the model."""
+    rest: dict[str, Any]
+    """What only the loss needs, such as targets."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows that a run shows: `tables/<name>.json`, a W&B table, a table of the page."""
+
+    name: str
+    title: str
+    columns: list[str]
+    rows: list[list[Any]]
+    matrix: bool = False
+    """Whether it is square, with a row per column: shown as a heat map."""
+    weakest: str = ""
+    """Column whose lowest values are printed if the table is too long for a terminal."""
+
+
+class Show(Protocol):
+    """Where an evaluation shows tables and images: the record of a run, or a directory in launch/eval.py.
+
+    Bound to the evaluated weights. On ranks other than the main one nothing is drawn.
+    """
+
+    model: nn.Module
+    """The evaluated model."""
+
+    def table(self, table: Table) -> None:
+        """Show a table."""
+
+    def image(self, name: str, draw: Callable[[], Image.Image], *, title: str, caption: str) -> None:
+        """Show the image that `draw` returns; called on the main rank only."""
+
+    def info(self, text: str) -> None:
+        """Print a line."""
+
+
+class Evaluator(ABC):
+    """Collects the outputs of one pass over the validation images. Sums stay on the device until they are read."""
+
+    @abstractmethod
+    def add(self, outputs: Any, batch: Batch) -> None:
+        """Add a batch; `batch.real` is False for padding."""
+
+    @abstractmethod
+    def metrics(self) -> dict[str, float]:
+        """Return the values of `Task.metrics` by name, over all ranks; every rank must call it."""
+
+    def show(self, out: Show) -> None:
+        """Show tables and images during training; every rank must call it."""
+
+    def report(self, out: Show) -> dict[str, Any]:
+        """Show everything, for launch/eval.py, and return further numbers; every rank must call it."""
+        self.show(out)
+        return {}
+
+    def notes(self) -> dict[str, str]:
+        """Return further lines for the terminal of launch/eval.py; called after `report`."""
+        return {}
+
+
+class Means(Evaluator):
+    """Means over all real images and ranks of what `values(outputs, batch)` returns: one tensor [B] per name."""
+
+    def __init__(self, values: Callable[[Any, Batch], dict[str, Tensor]], device: torch.device) -> None:
+        self._values, self._device = values, device
+        self._names: list[str] = []
+        self._sums: Tensor | None = None
+
+    def add(self, outputs: Any, batch: Batch) -> None:
+        values = self._values(outputs, batch)
+        real = batch.real.to(self._device).double()
+        rows = torch.stack([torch.ones_like(real), *(value.double() for value in values.values())])
+        sums = rows @ real
+        self._names, self._sums = list(values), sums if self._sums is None else self._sums + sums
+
+    def metrics(self) -> dict[str, float]:
+        sums = sum_over_ranks(self._sums)
+        count, *totals = sums.tolist()
+        return {name: total / count for name, total in zip(self._names, totals, strict=True)}
+
+
+def sum_over_ranks(sums: Tensor | None) -> Tensor:
+    """Return the sum of a tensor over all ranks; every rank must call it."""
+    import torch.distributed as dist
+
+    assert sums is not None, "nothing was evaluated"
+    total = sums.clone()
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    return total
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a model card says of the task."""
+
+    pipeline_tag: str
+    summary: str
+    """One sentence after `trained with vit_scale on DATA`, such as `(10 classes)`."""
+    metric_type: str = "accuracy"
+    """Hugging Face's name of the first metric."""
+
+
+class Task(ABC):
+    """What is learned. Not an `nn.Module`; owns no trained weights, but may own a frozen teacher or a tokenizer."""
+
+    name: ClassVar[str]
+    metrics: ClassVar[tuple[Metric, ...]]
+    """The first one is "best": for checkpoints, the summary, patience and sweeps."""
+    target: ClassVar[Target] = ClassTarget()
+    """What a sample has besides its image: a class, a mask, boxes, captions or nothing (vit_scale.data.targets)."""
+    multiple: int = 1
+    """Micro-batches must be a multiple of this."""
+
+    def __init__(self, config: Config, info: DataInfo, plan: Plan | None = None) -> None:
+        """Check what can be checked without the data; raises `UserError`. `plan` is None outside of training."""
+        self.config, self.info, self.plan = config, info, plan
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+        self.in_chans = config.model.in_chans or info.in_chans
+        self.normalize = Normalize(*self.normalization)
+        self.progressive = Progressive(config.augment.progressive, plan.steps if plan else 0)
+        self._buffer: Tensor | None = None
+
+    # ------------------------------------------------------------------------------------------------- to be written
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """Construct the model: what is wrapped, sharded, averaged and saved. The backbone is initialized afterwards."""
+
+    @abstractmethod
+    def inputs(self, batch: Batch, step: int) -> Inputs:
+        """Prepare a training micro-batch on the device. Every draw is a function of (seed, step, position)."""
+
+    @abstractmethod
+    def loss(self, outputs: Any, inputs: Inputs) -> dict[str, Tensor]:
+        """Return `{"loss": ...}` in fp32, the mean over images; further entries are logged as `train/loss_<name>`."""
+
+    @abstractmethod
+    def evaluator(self, *, inspect: bool) -> Evaluator:
+        """Return what collects one evaluation; with `inspect` also what `Evaluator.show` shows."""
+
+    # ------------------------------------------------------------------------------------------------ with defaults
+
+    @classmethod
+    def make_target(cls, config: Config) -> Target:
+        """Return what is read next to each image; by default `target`, whatever the options."""
+        return cls.target
+
+    @property
+    def normalization(self) -> tuple[Values, Values]:
+        """Mean and standard deviation per channel."""
+        return resolve_normalization(self.config.data, self.config.model.name, self.in_chans)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move what the task owns to the device; `dtype` is the one that the model expects its inputs in."""
+        self.device, self.dtype = device, dtype
+        self.normalize.to(device)
+
+    def normalized(self, batch: Batch) -> Tensor:
+        """Return the images of a batch on the device, normalized, in fp32; on a CPU valid until the next call.
+
+        Fresh memory for every batch would cost a CPU more than the arithmetic.
+        """
+        images = batch.images.to(self.device, non_blocking=True)
+        self._buffer = buffer_for(images, self._buffer)
+        return self.normalize(images, out=self._buffer)
+
+    def predict(self, model: nn.Module, batch: Batch) -> Any:
+        """Return the outputs for an evaluation batch; may call the model several times."""
+        return model(self.normalized(batch).to(self.dtype))
+
+    def example_batch(self, images: int, size: tuple[int, int]) -> Batch:
+        """Return a batch of black images of this size with empty targets, to try what fits into memory."""
+        target = self.make_target(self.config)
+        memory = {name: np.zeros((images, *spec.shape), spec.dtype) for name, spec in target.slot(size).items()}
+        arrays, texts = target.collate([None] * images, memory)
+        pixels = torch.zeros(images, self.in_chans, *size, dtype=torch.uint8)
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return Batch(pixels, tensors, torch.arange(images), texts=texts)
+
+    def prepare(self, data: Data, folder: Path) -> None:
+        """Make what is made from the data before the model is built, on the main rank (a tokenizer)."""
+
+    def before_update(self, batches: Sequence[Batch], step: int, forward: Callable[..., Any]) -> None:
+        """See all micro-batches of a step before the first one; the one hook, for losses over the whole batch."""
+
+    def cost_parts(self, model: nn.Module) -> list[CostPart]:
+        """Return what a training image costs: by default one forward and backward pass of the model."""
+        return [CostPart("model", model)]
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the result depends on besides the options; a run is not resumed with other facts."""
+        return {}
+
+    def show_batch(self, inputs: Inputs, out: Show) -> None:
+        """Show the first micro-batch of a run as the model receives it; called on the main rank only."""
+
+    def card(self) -> Card:
+        """Return what a model card says of the task."""
+        return Card("image-feature-extraction", f"({self.name})")
+
+    def describe(self) -> dict[str, Any]:
+        """Return what summary.json says of the task: enough for the page and the model card to show the run."""
+        return {"name": self.name, "metrics": [asdict(metric) for metric in self.metrics], "facts": self.facts()}
