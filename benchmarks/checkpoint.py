@@ -29,7 +29,7 @@ import vit_scale
 from vit_scale.checkpoints.writer import CheckpointFolder
 from vit_scale.config import OptimConfig
 from vit_scale.strategies.ema import Ema
-from vit_scale.strategies.shards import Replicated
+from vit_scale.strategies.replicated import PlainEngine
 from vit_scale.train.optim.optimizer import build_optimizer
 from vit_scale.train.state import TrainState
 
@@ -55,17 +55,17 @@ class Training:
         torch.manual_seed(0)
         net: Any = vit_scale.create_model(model).to(device)
         optimizer = build_optimizer(net, OptimConfig())
-        shards = Replicated(net, optimizer, rank=0, world=1)
-        self.ema = Ema(shards, 0.999, warmup=True)
-        self.state = TrainState(net, net, optimizer, shards, self.ema)
+        engine = PlainEngine(net, optimizer)
+        self.ema = Ema(engine.shards, 0.999, warmup=True)
+        self.state = TrainState(engine, self.ema)
         self.images = torch.randn(batch, net.in_chans, *net.img_size, device=device)
         self.labels = torch.zeros(batch, dtype=torch.int64, device=device)
 
     def step(self) -> None:
         """One update, waited for."""
-        F.cross_entropy(self.state.wrapped(self.images), self.labels).backward()
-        self.state.optimizer.step()
-        self.state.optimizer.zero_grad()
+        F.cross_entropy(self.state.engine(self.images), self.labels).backward()
+        self.state.engine.optimizer.step()
+        self.state.engine.optimizer.zero_grad()
         self.ema.update(self.state.step)
         self.state.step += 1
         if self.images.is_cuda:
@@ -80,7 +80,7 @@ class Training:
 
     def save_with_torch(self, path: Path) -> None:
         average = {name: piece.tensor for name, piece in self.ema.pieces().items()}
-        torch.save([self.state.model.state_dict(), self.state.optimizer.state_dict(), average], path)
+        torch.save([self.state.model.state_dict(), self.state.engine.optimizer.state_dict(), average], path)
 
 
 def cost(

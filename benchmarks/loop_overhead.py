@@ -25,7 +25,7 @@ from vit_scale.data.batch import Batch
 from vit_scale.recipe import build_config
 from vit_scale.tasks.classify.loss import classification_loss
 from vit_scale.train.build import Run, build_run
-from vit_scale.train.loop import log, update
+from vit_scale.train.loop import log, take_step
 from vit_scale.train.meter import Meter
 
 STEPS = 5
@@ -76,8 +76,7 @@ def our_steps(run: Run, batches: list[Batch]) -> Callable[[], None]:
         for i in range(STEPS):
             if i == STEPS - 1:
                 meter.watch_update()
-            parts, norm = update(run, batches)
-            run.state.step += 1
+            parts, norm = take_step(run, batches)
             meter.add(parts, norm)
             run.record.terminal.advance(run.state.step)
         log(run, meter)

@@ -17,7 +17,7 @@ from vit_scale.cost.measured import peak_bytes
 from vit_scale.recipe import load_recipe
 from vit_scale.strategies.processes import close_processes
 from vit_scale.train.build import Run, build_run
-from vit_scale.train.loop import update
+from vit_scale.train.loop import take_step
 
 UPDATES = 3
 
@@ -45,8 +45,7 @@ def take_updates(run: Run) -> None:
     """Updates as the loop takes them, on the first batches of the run."""
     batches = next(run.steps())
     for _ in range(UPDATES):
-        update(run, batches)
-        run.state.step += 1
+        take_step(run, batches)
 
 
 if __name__ == "__main__":

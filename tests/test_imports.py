@@ -24,15 +24,6 @@ ORDER = [
     ["commands", "api"],
     ["__init__", "__main__"],
 ]
-# Still to be resolved; this list only shrinks.
-EXCEPTIONS = {
-    "vit_scale/checkpoints/reader.py imports vit_scale.strategies.shards",
-    "vit_scale/checkpoints/reader.py imports vit_scale.train.state",
-    "vit_scale/checkpoints/run_dir.py imports vit_scale.recipe",
-    "vit_scale/checkpoints/writer.py imports vit_scale.strategies.shards",
-    "vit_scale/checkpoints/writer.py imports vit_scale.train.state",
-    "vit_scale/strategies/guarded_step.py imports vit_scale.train.state",
-}
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 
@@ -76,7 +67,7 @@ def test_imports_go_one_way(root: Path) -> None:
             # A top-level module such as cli may import another of its rank; packages of one rank stay apart.
             if there != here and (RANK[there] > RANK[here] or (RANK[there] == RANK[here] > 0)):
                 upwards.append(f"{path.relative_to(root)} imports {module}")
-    assert set(upwards) == EXCEPTIONS
+    assert upwards == []
 
 
 @pytest.mark.parametrize("limit", [15])

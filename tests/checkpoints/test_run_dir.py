@@ -1,4 +1,4 @@
-"""Which folder a run lives in, and what is kept of one that is there."""
+"""Choosing a run directory, and preserving an existing run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from vit_scale.checkpoints.run_dir import choose_folder, set_aside, write_config
+from vit_scale.checkpoints.run_dir import rename_run_dir
 from vit_scale.recipe import build_config
+from vit_scale.train.open_run import choose_run_dir, write_config
 
 
 def config(**sections: dict):  # type: ignore[no-untyped-def]
@@ -25,24 +26,24 @@ def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_default_folder_is_named_after_the_recipe() -> None:
-    assert choose_folder(config(), "recipes/digits.yaml") == Path("runs/digits")
+def test_default_directory_is_named_after_the_recipe() -> None:
+    assert choose_run_dir(config(), "recipes/digits.yaml") == Path("runs/digits")
 
 
-def test_unfinished_run_is_gone_on_with_and_finished_ones_are_kept() -> None:
+def test_unfinished_run_is_resumed_and_finished_runs_are_preserved() -> None:
     make_run(Path("runs/digits"), finished=True)
-    assert choose_folder(config(), "recipes/digits.yaml") == Path("runs/digits-2")
+    assert choose_run_dir(config(), "recipes/digits.yaml") == Path("runs/digits-2")
     make_run(Path("runs/digits-2"), finished=False)
-    assert choose_folder(config(), "recipes/digits.yaml") == Path("runs/digits-2")
-    assert choose_folder(config(run={"resume": "never"}), "recipes/digits.yaml") == Path("runs/digits-3")
+    assert choose_run_dir(config(), "recipes/digits.yaml") == Path("runs/digits-2")
+    assert choose_run_dir(config(run={"resume": "never"}), "recipes/digits.yaml") == Path("runs/digits-3")
 
 
-def test_given_folder_is_taken() -> None:
-    assert choose_folder(config(run={"dir": "here"}), "recipes/digits.yaml") == Path("here")
+def test_given_directory_is_used() -> None:
+    assert choose_run_dir(config(run={"dir": "here"}), "recipes/digits.yaml") == Path("here")
 
 
-def test_set_aside_never_overwrites() -> None:
+def test_rename_run_dir_never_overwrites() -> None:
     for expected in ("run.old-1", "run.old-2"):
         make_run(Path("run"), finished=True)
-        assert set_aside(Path("run")) == Path(expected)
+        assert rename_run_dir(Path("run")) == Path(expected)
     assert not Path("run").exists()

@@ -78,7 +78,7 @@ def test_a_run_gone_on_with_gives_its_newest_checkpoint_and_not_its_old_end(
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(unfinished: Path) -> None:
     (unfinished / LAST / "model.safetensors").write_bytes(b"half")
     assert find_run_weights(unfinished).step == 8
-    with pytest.raises(UserError, match="not a whole checkpoint: model.safetensors has 4 bytes"):
+    with pytest.raises(UserError, match="invalid checkpoint: model.safetensors has 4 bytes"):
         vit_scale.load_run(unfinished / LAST)
 
 
@@ -172,7 +172,7 @@ def test_a_run_without_weights_yet_says_so(unfinished: Path) -> None:
 def test_an_average_that_was_not_kept_is_not_made_up(trained_run: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(trained_run, tmp_path / "run"))
     (folder / "model_ema.safetensors").unlink()
-    with pytest.raises(UserError, match="kept no averaged weights"):
+    with pytest.raises(UserError, match="no EMA weights"):
         vit_scale.load_run(folder, weights="ema")
     assert "raw" in vit_scale.load_run(folder).weights
 

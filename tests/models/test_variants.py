@@ -122,9 +122,9 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, objec
 
 def test_from_config_takes_classes_and_channels_of_the_data_unless_told() -> None:
     from vit_scale.config import ModelConfig
-    from vit_scale.models import create_from_config
+    from vit_scale.models import construct_from_config
 
-    model = create_from_config(ModelConfig(name="vit_mu"), num_classes=7, in_chans=1)
+    model = construct_from_config(ModelConfig(name="vit_mu"), num_classes=7, in_chans=1)
     assert (model.num_classes, model.in_chans, model.head.out_features) == (7, 1, 7)
-    model = create_from_config(ModelConfig(name="vit_mu", num_classes=5), num_classes=7, in_chans=3)
+    model = construct_from_config(ModelConfig(name="vit_mu", num_classes=5), num_classes=7, in_chans=3)
     assert model.head.out_features == 5

@@ -1,4 +1,4 @@
-"""The moving average: its value, and the swap for evaluation."""
+"""The EMA: its value, and the swap for evaluation."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from torch import nn
 
 from vit_scale.schedule import ema_weight
 from vit_scale.strategies.ema import Ema
-from vit_scale.strategies.shards import Replicated
+from vit_scale.strategies.replicated import ReplicatedShards
 
 
 def make(decay: float, warmup: bool, rank: int = 0, world: int = 1) -> tuple[nn.Linear, Ema]:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return model, Ema(Replicated(model, optimizer, rank, world), decay, warmup)
+    return model, Ema(ReplicatedShards(model, optimizer, rank, world), decay, warmup)
 
 
-def test_average_follows_the_weights_by_the_schedule() -> None:
+def test_ema_follows_the_weights_by_the_schedule() -> None:
     model, ema = make(0.9, warmup=False)
     expected = torch.zeros_like(model.weight)
     for step in range(5):
@@ -28,7 +28,7 @@ def test_average_follows_the_weights_by_the_schedule() -> None:
     torch.testing.assert_close(ema.pieces()["weight"].tensor, expected.view(-1))
 
 
-def test_constant_weights_are_their_own_average_from_the_first_step() -> None:
+def test_ema_of_constant_weights_is_exact_from_the_first_step() -> None:
     model, ema = make(0.9999, warmup=True)
     with torch.no_grad():
         model.weight.fill_(7.0)
@@ -36,7 +36,7 @@ def test_constant_weights_are_their_own_average_from_the_first_step() -> None:
     assert (ema.pieces()["weight"].tensor == 7.0).all()
 
 
-def test_applied_swaps_and_puts_back_even_on_an_error() -> None:
+def test_applied_restores_the_weights_even_on_an_error() -> None:
     model, ema = make(0.5, warmup=False)
     raw = model.weight.detach().clone()
     ema.pieces()["weight"].tensor.fill_(3.0)
@@ -52,7 +52,7 @@ def test_applied_swaps_and_puts_back_even_on_an_error() -> None:
     assert (ema.pieces()["weight"].tensor == 3.0).all()
 
 
-def test_processes_own_disjoint_pieces_that_make_up_the_whole() -> None:
+def test_ranks_own_disjoint_pieces_of_the_full_tensor() -> None:
     for world in (2, 3, 8):
         covered = {"weight": torch.zeros(6), "bias": torch.zeros(2)}
         for rank in range(world):

@@ -1,9 +1,8 @@
-"""Clipping equals torch's, and nothing non-finite reaches weights or optimiser."""
+"""Clipping equals torch's, and nothing non-finite reaches weights or optimizer."""
 
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,13 +11,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from vit_scale.config import OptimConfig
 from vit_scale.strategies.ema import Ema
-from vit_scale.strategies.guarded_step import _undoable_step, apply_update
-from vit_scale.strategies.shards import Replicated
-from vit_scale.train.loop import Meter
+from vit_scale.strategies.guarded_step import _undoable_step, guarded_step
+from vit_scale.strategies.replicated import PlainEngine
 from vit_scale.train.optim.optimizer import build_optimizer, parameter_groups, set_learning_rate
 from vit_scale.train.state import TrainState
-
-ACCELERATOR = SimpleNamespace(scaler=None, distributed_type=SimpleNamespace(value="NO"))
 
 
 class Model(nn.Linear):
@@ -27,8 +23,13 @@ class Model(nn.Linear):
 
 
 def state_of(model: nn.Module, **options: object) -> TrainState:
-    optimizer = build_optimizer(model, OptimConfig(**options))  # type: ignore[arg-type]
-    return TrainState(model, model, optimizer, Replicated(model, optimizer, rank=0, world=1))  # type: ignore[arg-type]
+    return TrainState(PlainEngine(model, build_optimizer(model, OptimConfig(**options))))  # type: ignore[arg-type]
+
+
+def take_step(state: TrainState) -> torch.Tensor:
+    norm = state.engine.step(clip_norm=1.0)
+    state.count_skipped(norm)
+    return norm
 
 
 def backward(model: nn.Module, scale: float = 1.0) -> None:
@@ -38,15 +39,15 @@ def backward(model: nn.Module, scale: float = 1.0) -> None:
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "lamb"])
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
-def test_clipped_update_equals_torch_clipping(name: str, scale: float) -> None:
+def test_clipped_step_equals_torch_clipping(name: str, scale: float) -> None:
     torch.manual_seed(0)
     model = Model(3, 2)
     twin = copy.deepcopy(model)
-    state = state_of(model, name=name, clip_norm=1.0, lr=0.1)
+    optimizer = build_optimizer(model, OptimConfig(name=name, lr=0.1))
     reference = build_optimizer(twin, OptimConfig(name=name, lr=0.1))
     for _ in range(3):
         backward(model, scale)
-        norm = apply_update(state, ACCELERATOR, 1.0)  # type: ignore[arg-type]
+        norm = guarded_step(optimizer, 1.0)
         backward(twin, scale)
         theirs = torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
         reference.step()
@@ -61,58 +62,57 @@ def test_non_finite_gradient_changes_nothing_and_is_counted(name: str, poison: f
     model = Model(3, 2)
     state = state_of(model, name=name, lr=0.1)
     backward(model)
-    apply_update(state, ACCELERATOR, 1.0)  # type: ignore[arg-type]
-    before = copy.deepcopy((model.state_dict(), state.optimizer.state_dict()["state"]))
+    take_step(state)
+    before = copy.deepcopy((model.state_dict(), state.engine.optimizer.state_dict()["state"]))
     for expected in (1, 2):
         backward(model)
         model.weight.grad[0, 0] = poison
-        apply_update(state, ACCELERATOR, 1.0)  # type: ignore[arg-type]
-        assert (state.bad_steps.item(), state.bad_in_a_row.item()) == (expected, expected)
-    after = (model.state_dict(), state.optimizer.state_dict()["state"])
+        take_step(state)
+        assert (state.skipped_steps.item(), state.consecutive_skipped_steps.item()) == (expected, expected)
+    after = (model.state_dict(), state.engine.optimizer.state_dict()["state"])
     torch.testing.assert_close(after, before, rtol=0, atol=0)
     backward(model)
-    apply_update(state, ACCELERATOR, 1.0)  # type: ignore[arg-type]
-    assert (state.bad_steps.item(), state.bad_in_a_row.item()) == (2, 0)
+    take_step(state)
+    assert (state.skipped_steps.item(), state.consecutive_skipped_steps.item()) == (2, 0)
     assert not torch.equal(model.weight, before[0]["weight"])
     assert model.weight.isfinite().all()
 
 
 @pytest.mark.parametrize("good", [True, False])
 @pytest.mark.parametrize("name", ["sgd", "lamb", "lion"])
-def test_update_that_a_gpu_undoes_by_itself_equals_asking_first(name: str, good: bool) -> None:
+def test_step_undone_on_the_device_equals_checking_first(name: str, good: bool) -> None:
     model = Model(3, 2)
-    asked, undone = state_of(model, name=name), state_of(copy.deepcopy(model), name=name)
-    for state in (asked, undone):
+    checked, undone = state_of(model, name=name), state_of(copy.deepcopy(model), name=name)
+    for state in (checked, undone):
         backward(state.model)
-        apply_update(state, ACCELERATOR, 1.0)  # type: ignore[arg-type]
+        take_step(state)
         backward(state.model)
     grads = [p.grad for p in undone.model.parameters()]
     if good:
-        asked.optimizer.step()
+        checked.engine.optimizer.step()
     else:
         grads[0][0, 0] = float("nan")  # type: ignore[index]
-    _undoable_step(undone.optimizer, grads, torch.tensor(good))  # type: ignore[arg-type]
-    for ours, theirs in zip(asked.optimizer.state.values(), undone.optimizer.state.values(), strict=True):
+    _undoable_step(undone.engine.optimizer, grads, torch.tensor(good))  # type: ignore[arg-type]
+    for ours, theirs in zip(
+        checked.engine.optimizer.state.values(), undone.engine.optimizer.state.values(), strict=True
+    ):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-    torch.testing.assert_close(asked.model.state_dict(), undone.model.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(checked.model.state_dict(), undone.model.state_dict(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "lion"])
-def test_update_on_a_gpu_never_asks_it_for_a_number(name: str) -> None:
-    """Fake tensors have a device and no content: to read one, as a host synchronisation would, is an error."""
+def test_step_on_a_gpu_never_synchronizes_with_the_host(name: str) -> None:
+    """Fake tensors have a device and no content: reading one, as a host synchronization would, is an error."""
     with FakeTensorMode():
         model = Model(3, 2, device="cuda")
         state = state_of(model, name=name)
-        state.bad_steps, state.bad_in_a_row = (torch.zeros((), device="cuda") for _ in range(2))
-        state.ema = Ema(state.shards, 0.9, warmup=True)
-        run = SimpleNamespace(flops_of=lambda step: 0.0, state=SimpleNamespace(step=1))
-        meter = Meter(run)  # type: ignore[arg-type]
+        state.skipped_steps, state.consecutive_skipped_steps = (torch.zeros((), device="cuda") for _ in range(2))
+        state.ema = Ema(state.engine.shards, 0.9, warmup=True)
         for step in range(3):
             for p in model.parameters():
                 p.grad = torch.zeros_like(p)
-            norm = apply_update(state, ACCELERATOR, 1.0)  # type: ignore[arg-type]
+            norm = take_step(state)
             state.ema.update(step)
-            meter.add(norm, norm)
         assert norm.device.type == "cuda"
         with pytest.raises(DataDependentOutputException):
             norm.item()
@@ -143,7 +143,7 @@ def test_layer_decay_falls_from_head_to_patches() -> None:
     assert scale["cls_token"] == scale["pos_embed"] == scale["patch_embed.proj.weight"]
 
 
-def test_set_learning_rate_honours_the_scale_of_each_group() -> None:
+def test_set_learning_rate_applies_the_scale_of_each_group() -> None:
     optimizer = torch.optim.SGD(
         [
             {"params": [nn.Parameter(torch.zeros(1))], "lr_scale": 1.0},

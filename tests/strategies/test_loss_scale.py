@@ -1,4 +1,4 @@
-"""The loss scale of fp16 goes on where it was."""
+"""The loss scale of fp16 resumes where it was."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from vit_scale.checkpoints.reader import restore
+from vit_scale.checkpoints.reader import Checkpoint
 from vit_scale.checkpoints.writer import CheckpointFolder
-from vit_scale.strategies.loss_scale import DeepSpeedLossScale, LossScale, TorchLossScale, find_loss_scale
-from vit_scale.strategies.shards import Replicated
+from vit_scale.strategies.loss_scale import (
+    DeepSpeedLossScale,
+    LossScale,
+    TorchLossScale,
+    deepspeed_loss_scale,
+    torch_loss_scale,
+)
+from vit_scale.strategies.replicated import PlainEngine
 from vit_scale.train.state import TrainState
 
 OVERFLOWS = [False, False, True, False, False, False, True, True, False, False, False, False, False, False]
@@ -31,7 +37,7 @@ def deepspeed_scaler() -> Any:
 
 @pytest.fixture(autouse=True)
 def _first_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed's scaler asks for the rank before it reports an overflow."""
+    """DeepSpeed's scaler queries the rank before it reports an overflow."""
     monkeypatch.setattr("deepspeed.comm.get_rank", lambda *_: 0)
 
 
@@ -56,7 +62,7 @@ KINDS: dict[str, Kind] = {
 
 @pytest.mark.parametrize("interrupted_after", range(1, len(OVERFLOWS)))
 @pytest.mark.parametrize("kind", KINDS)
-def test_scales_after_an_interruption_are_those_without(kind: str, interrupted_after: int) -> None:
+def test_interruption_does_not_change_the_scale(kind: str, interrupted_after: int) -> None:
     make, view, step = KINDS[kind]
     scaler, scales = make(), []
     for i, overflow in enumerate(OVERFLOWS):
@@ -71,7 +77,7 @@ def test_scales_after_an_interruption_are_those_without(kind: str, interrupted_a
     assert interrupted_after > 10 or len(set(scales)) > 1
 
 
-def test_the_scale_moves_between_strategies() -> None:
+def test_scale_moves_between_strategies() -> None:
     scaler = torch_scaler()
     torch_step(scaler, True)
     torch_step(scaler, False)
@@ -83,29 +89,35 @@ def test_the_scale_moves_between_strategies() -> None:
     assert TorchLossScale(back).numbers() == TorchLossScale(scaler).numbers() == {"scale": 2.0**9, "good_steps": 1}
 
 
-def test_it_is_found_only_where_losses_are_scaled() -> None:
+def test_loss_scale_is_found_only_if_losses_are_scaled() -> None:
     class Optimizer:
         loss_scaler = deepspeed_scaler()
 
-    assert find_loss_scale(None, None) is None
-    assert find_loss_scale(torch.amp.GradScaler("cpu", enabled=False), None) is None
-    assert isinstance(find_loss_scale(torch_scaler(), None), TorchLossScale)
-    assert isinstance(find_loss_scale(None, Optimizer()), DeepSpeedLossScale)
+    assert torch_loss_scale(None) is None
+    assert torch_loss_scale(torch.amp.GradScaler("cpu", enabled=False)) is None
+    assert deepspeed_loss_scale(object()) is None
+    assert isinstance(torch_loss_scale(torch_scaler()), TorchLossScale)
+    assert isinstance(deepspeed_loss_scale(Optimizer()), DeepSpeedLossScale)
 
 
-def test_a_checkpoint_holds_it(tmp_path: Path) -> None:
+def test_checkpoint_contains_the_loss_scale(tmp_path: Path) -> None:
     scaler = torch_scaler()
     torch_step(scaler, True)
     folder = CheckpointFolder(tmp_path, keep=1, rank=0, world=1, session="one")
     folder.save(_state(TorchLossScale(scaler)), {"plan": {}})
     folder.close()
     fresh = torch_scaler()
-    restore(_state(TorchLossScale(fresh)), tmp_path / "checkpoints/step-00000001")
+    checkpoint = Checkpoint(tmp_path / "checkpoints/step-00000001")
+    _state(TorchLossScale(fresh)).restore(checkpoint)
     assert fresh.get_scale() == 2.0**9
-    restore(_state(None), tmp_path / "checkpoints/step-00000001")  # and fp32 may go on from it
+    resumed_in_fp32 = _state(None)
+    resumed_in_fp32.restore(checkpoint)
+    assert resumed_in_fp32.step == 1
 
 
 def _state(scale: LossScale | None) -> TrainState:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return TrainState(model, model, optimizer, Replicated(model, optimizer, 0, 1), step=1, loss_scale=scale)  # type: ignore[arg-type]
+    engine = PlainEngine(model, optimizer)
+    engine.loss_scale = scale
+    return TrainState(engine, step=1)

@@ -1,4 +1,4 @@
-"""DeepSpeed's settings: from the recipe, with what the launcher adds; and offloading, on two processes."""
+"""DeepSpeed settings: from the recipe, with additions of the launcher; and offload, on two processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vit_scale.cost.memory import ZERO_REDUCE_BUCKET
 from vit_scale.errors import UserError
 from vit_scale.recipe import load_recipe
 from vit_scale.schedule import Plan
-from vit_scale.strategies.strategy import launcher_note, make_accelerator, resolve_strategy
+from vit_scale.strategies.strategy import make_strategy, override_warning, resolve_strategy
 from vit_scale.strategies.zero_settings import check_engine, deepspeed_settings, launcher_settings
 
 LaunchProcesses = Callable[..., list[subprocess.CompletedProcess]]
@@ -53,7 +53,7 @@ def config_of(root: Path, *options: str) -> Config:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_settings_follow_from_the_recipe(root: Path, stage: int, precision: str) -> None:
+def test_settings_are_derived_from_the_recipe(root: Path, stage: int, precision: str) -> None:
     settings = deepspeed_settings(config_of(root), PLAN, f"zero{stage}", precision, params=1000)
     assert settings["train_batch_size"] == 32
     assert settings["train_micro_batch_size_per_gpu"] == 8
@@ -85,12 +85,12 @@ def test_offload_is_an_option(root: Path, strategy: str, offload: str, parts: se
 
 
 @pytest.mark.parametrize(("strategy", "offload"), [("ddp", "optimizer"), ("single", "params"), ("zero2", "params")])
-def test_offload_that_a_strategy_cannot_do_is_refused(root: Path, strategy: str, offload: str) -> None:
+def test_unsupported_offload_is_rejected(root: Path, strategy: str, offload: str) -> None:
     with pytest.raises(UserError, match=r"parallel\.offload.*zero3"):
-        make_accelerator(config_of(root, f"parallel.offload={offload}"), PLAN, strategy, "fp32")
+        make_strategy(config_of(root, f"parallel.offload={offload}"), PLAN, strategy, "fp32")
 
 
-def test_an_engine_that_disagrees_is_refused_by_name(root: Path) -> None:
+def test_engine_that_does_not_match_is_rejected_by_name(root: Path) -> None:
     engine = SimpleNamespace(
         train_batch_size=lambda: 32,
         train_micro_batch_size_per_gpu=lambda: 8,
@@ -104,9 +104,7 @@ def test_an_engine_that_disagrees_is_refused_by_name(root: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- launcher
 
 
-def test_flags_of_the_launcher_are_followed_where_the_recipe_says_auto(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launcher_flags_are_used_if_the_recipe_says_auto(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     assert resolve_strategy("auto") == ("zero2", None), "accelerate's default"
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
@@ -114,20 +112,20 @@ def test_flags_of_the_launcher_are_followed_where_the_recipe_says_auto(
     assert resolve_strategy("auto") == ("zero3", None)
     settings = deepspeed_settings(config_of(root), PLAN, "zero3", "fp32")
     assert settings["zero_optimization"]["offload_param"]["device"] == "cpu"
-    assert launcher_note(config_of(root), PLAN, "zero3", "fp32") is None
+    assert override_warning(config_of(root), PLAN, "zero3", "fp32") is None
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "0")
     assert resolve_strategy("auto") == ("single", None)
 
 
-def test_file_of_the_launcher_is_kept_but_for_what_the_recipe_decides(root: Path, file: Path) -> None:
+def test_launcher_file_is_used_except_for_recipe_settings(root: Path, file: Path) -> None:
     zero = {"stage": 3, "reduce_bucket_size": 77, "overlap_comm": False, "stage3_prefetch_bucket_size": "auto"}
-    said = {
+    others = {
         "train_batch_size": 64,
         "gradient_clipping": "auto",
         "bf16": {"enabled": True},
         "wall_clock_breakdown": True,
     }
-    file.write_text(json.dumps({"zero_optimization": zero, "optimizer": {"type": "AdamW"}, **said}))
+    file.write_text(json.dumps({"zero_optimization": zero, "optimizer": {"type": "AdamW"}, **others}))
     assert resolve_strategy("auto")[0] == "zero3"
     settings = deepspeed_settings(config_of(root), PLAN, "zero3", "fp32")
     assert settings["zero_optimization"]["reduce_bucket_size"] == 77
@@ -140,39 +138,42 @@ def test_file_of_the_launcher_is_kept_but_for_what_the_recipe_decides(root: Path
     assert "auto" not in json.dumps(settings)
 
 
-def test_one_line_says_what_the_recipe_overrules(root: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_line_lists_overridden_settings(root: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text(json.dumps({"train_batch_size": 64, "gradient_clipping": 0.5, "zero_optimization": {"stage": 2}}))
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
-    note = launcher_note(config_of(root), PLAN, "zero2", "fp32")
+    note = override_warning(config_of(root), PLAN, "zero2", "fp32")
     assert note == (
-        "The launcher sets train_batch_size = 64 (recipe: 32), mixed_precision = fp16 (recipe: fp32): the recipe wins."
+        "Launcher settings overridden by the recipe: train_batch_size = 64 (recipe: 32), "
+        "mixed_precision = fp16 (recipe: fp32)."
     )
     strategy, note = resolve_strategy("zero1")
     assert strategy == "zero1"
-    assert note == "The launcher asks for zero2, the recipe for zero1: the recipe wins."
+    assert note == "Launcher strategy zero2 is overridden by the recipe: parallel.strategy=zero1."
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
-        (None, "cannot be read"),
-        ("{", "cannot be read"),
+        (None, "Cannot read"),
+        ("{", "Cannot read"),
         ("[]", "must be a JSON object"),
         ('{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}', "nvme"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_the_users_mistake(file: Path, content: str | None, said: str) -> None:
+def test_unusable_launcher_file_is_reported(file: Path, content: str | None, message: str) -> None:
     if content is not None:
         file.write_text(content)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         launcher_settings()
 
 
-def test_fsdp_is_refused_unless_the_recipe_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fsdp_launcher_is_rejected_unless_the_recipe_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(UserError, match=r"FSDP.*\n.*zero3"):
         resolve_strategy("auto")
-    assert resolve_strategy("zero2")[1] == "The launcher asks for FSDP, the recipe for zero2: the recipe wins."
+    assert (
+        resolve_strategy("zero2")[1] == "Launcher strategy FSDP is overridden by the recipe: parallel.strategy=zero2."
+    )
 
 
 # ----------------------------------------------------------------------------------------------- two processes
@@ -182,7 +183,7 @@ OFFLOADS = ["zero2 optimizer", "zero3 params"]
 
 @pytest.fixture(scope="module")
 def offloaded(launch_processes: LaunchProcesses, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """DDP, and each kind of offloading whole and interrupted, in one launch that finds nothing compiled."""
+    """DDP, and each kind of offload complete and interrupted, in one launch without compiled extensions."""
     top = tmp_path_factory.mktemp("offload")
     common = ["track.wandb=disabled", "data.workers=0", "schedule.steps=8", "batch.micro=8", "run.eval_every=8"]
 
@@ -210,7 +211,7 @@ def assert_same_weights(ours: Path, theirs: Path, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("name", OFFLOADS)
-def test_offloading_changes_nothing(offloaded: Path, name: str) -> None:
+def test_offload_does_not_change_the_weights(offloaded: Path, name: str) -> None:
     assert_same_weights(offloaded / name, offloaded / "ddp", 1e-6)
 
 

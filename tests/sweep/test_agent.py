@@ -99,8 +99,8 @@ def test_agent_trains_on_two_processes_that_all_have_the_values(swept: Swept) ->
 
 
 def test_run_folder_of_an_agent_is_the_runs_own_unless_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vit_scale.checkpoints.run_dir import choose_folder
     from vit_scale.recipe import build_config
+    from vit_scale.train.open_run import choose_run_dir
 
     monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
     monkeypatch.setenv("WANDB_RUN_ID", "xyz")
@@ -108,10 +108,10 @@ def test_run_folder_of_an_agent_is_the_runs_own_unless_one_is_given(monkeypatch:
         build_config({"schedule": {"steps": 1}}),
         build_config({"schedule": {"steps": 1}, "run": {"dir": "d"}}),
     )
-    assert choose_folder(plain, "recipes/digits.yaml") == Path("runs/sweeps/abc/xyz")
-    assert choose_folder(given, "recipes/digits.yaml") == Path("d")
+    assert choose_run_dir(plain, "recipes/digits.yaml") == Path("runs/sweeps/abc/xyz")
+    assert choose_run_dir(given, "recipes/digits.yaml") == Path("d")
     monkeypatch.delenv("WANDB_SWEEP_ID")
-    assert "xyz" not in str(choose_folder(plain, "recipes/digits.yaml")), "a run id alone is no sweep"
+    assert "xyz" not in str(choose_run_dir(plain, "recipes/digits.yaml")), "a run id alone is no sweep"
 
 
 def test_the_swept_metric_is_logged(swept: Swept) -> None:

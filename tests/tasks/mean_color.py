@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 
 from torch import Tensor, nn
-from vit_scale.data.targets import NoTarget
 
 import vit_scale
 from vit_scale.data.batch import Batch
-from vit_scale.models import create_from_config
+from vit_scale.data.targets import NoTarget
+from vit_scale.models import construct_from_config
 from vit_scale.tasks.task import Inputs, Means, Metric, Task
 
 RECIPE = {
@@ -34,7 +34,7 @@ class MeanColor(Task):
     target = NoTarget()
 
     def build(self) -> nn.Module:
-        return create_from_config(self.config.model, num_classes=self.in_chans, in_chans=self.in_chans)
+        return construct_from_config(self.config.model, num_classes=self.in_chans, in_chans=self.in_chans)
 
     def inputs(self, batch: Batch, step: int) -> Inputs:
         images = self.normalized(batch)

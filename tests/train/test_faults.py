@@ -1,4 +1,4 @@
-"""Each fault for real: processes that are killed, stopped, starved of disk or poisoned, and what becomes of the run.
+"""Each fault for real: processes that are killed, stopped, out of disk space or poisoned, and the run that results.
 
 Real processes run the real entry point; a forkserver spares each of them the imports.
 """
@@ -23,9 +23,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from vit_scale.checkpoints.reader import newest_whole, what_is_wrong
-from vit_scale.checkpoints.writer import list_checkpoints, step_of
-from vit_scale.strategies.rank_failure import LOST_STATUS
+from vit_scale.checkpoints.find import checkpoint_error, latest_valid_checkpoint, list_checkpoints, step_of
+from vit_scale.strategies.rank_failure import RANK_FAILURE_EXIT_CODE
 
 RECIPE = "recipes/debug.yaml"
 TINY = ["data.source=synthetic", "data.synthetic_images=64", "data.synthetic_size=8", "data.synthetic_classes=4"]
@@ -37,7 +36,7 @@ PATIENCE = 60.0
 
 
 class Trainer:
-    """Starts processes of `launch/train.py` and leaves none behind."""
+    """Starts processes of `launch/train.py` and leaves none running."""
 
     def __init__(self, top: Path) -> None:
         self.top = top
@@ -82,7 +81,7 @@ class Trainer:
 
 
 def status(process: BaseProcess) -> int | None:
-    """The exit status, or None where the process does not end."""
+    """Return the exit status, or None if the process does not end."""
     process.join(PATIENCE)
     return process.exitcode
 
@@ -135,7 +134,7 @@ def wait_until(happened: Callable[[], bool], processes: list[BaseProcess]) -> No
 
 
 def kill_at_random(processes: list[BaseProcess], folder: Path, draw: random.Random) -> bool:
-    """SIGKILL one or all while starting, between two steps or while saving; True where a save was under way."""
+    """SIGKILL one or all while starting, between two steps or while saving; True if a save was in progress."""
     victims = processes
     saves, while_saving = draw.choice([0, 1, 1, 2]), draw.random() < 0.5
     if saves == 0:
@@ -149,25 +148,25 @@ def kill_at_random(processes: list[BaseProcess], folder: Path, draw: random.Rand
         time.sleep(draw.uniform(0, 0.01))
     for victim in victims:
         victim.kill()
-    expected = [-signal.SIGKILL if process in victims else LOST_STATUS for process in processes]
+    expected = [-signal.SIGKILL if process in victims else RANK_FAILURE_EXIT_CODE for process in processes]
     assert [status(process) for process in processes] == expected
     return is_saving(folder)
 
 
-def test_killed_20_times_it_ends_with_the_weights_of_the_uninterrupted_run(trainer: Trainer, reference: Path) -> None:
+def test_run_killed_20_times_ends_with_the_weights_of_an_uninterrupted_run(trainer: Trainer, reference: Path) -> None:
     folder, draw = trainer.top / "killed", random.Random(0)
     options = [LONG, "run.save_every=1"]
     killed_while_saving = sum(kill_at_random([trainer.start(folder, *options)], folder, draw) for _ in range(KILLS))
     assert trainer.train(folder, *options) == 0, trainer.said(folder)
     assert killed_while_saving >= 5
     assert_same_weights(folder, reference)
-    assert not is_saving(folder), "no halves are left"
+    assert not is_saving(folder), "no partial checkpoints are left"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "train/loss" in line] == list(range(10, 151, 10)), "each is logged once"
     assert "Traceback" not in trainer.said(folder)
 
 
-def test_two_processes_killed_5_times_end_with_the_weights_of_the_uninterrupted_run(
+def test_two_processes_killed_5_times_end_with_the_weights_of_an_uninterrupted_run(
     trainer: Trainer, reference_of_two: Path
 ) -> None:
     folder, draw = trainer.top / "killed-two", random.Random(1)
@@ -176,12 +175,12 @@ def test_two_processes_killed_5_times_end_with_the_weights_of_the_uninterrupted_
         kill_at_random(trainer.start_two(folder, *options), folder, draw)
     assert [status(process) for process in trainer.start_two(folder, *options)] == [0, 0], trainer.said(folder)
     assert_same_weights(folder, reference_of_two)
-    assert not is_saving(folder), "no halves are left"
+    assert not is_saving(folder), "no partial checkpoints are left"
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-def test_process_that_lost_another_ends_and_says_how_to_go_on(
+def test_rank_failure_ends_the_other_ranks_with_instructions_to_resume(
     trainer: Trainer, fault: signal.Signals, victim: int
 ) -> None:
     folder = trainer.top / f"lost-{fault.name}-{victim}"
@@ -189,16 +188,16 @@ def test_process_that_lost_another_ends_and_says_how_to_go_on(
     processes = trainer.start_two(folder, ENDLESS, "run.save_every=1", f"parallel.timeout_seconds={seconds}")
     wait_until(lambda: newest_step(folder) >= 2, processes)
     os.kill(processes[victim].pid, fault)  # type: ignore[arg-type]
-    assert status(processes[1 - victim]) == LOST_STATUS, trainer.said(folder)
+    assert status(processes[1 - victim]) == RANK_FAILURE_EXIT_CODE, trainer.said(folder)
     said = trainer.said(folder)
-    assert f"error: process {1 - victim} of 2 lost another one" in said
+    assert f"error: rank {1 - victim} of 2: another rank exited or did not respond" in said
     assert f"parallel.timeout_seconds = {seconds}" in said
-    assert "The same command goes on after step" in said
+    assert "Rerun the same command to resume after step" in said
     assert "Traceback" not in said
-    assert newest_whole(folder)[0] is not None
+    assert latest_valid_checkpoint(folder)[0] is not None
 
 
-def test_launcher_brings_a_run_that_lost_a_process_to_its_end(
+def test_launcher_restarts_a_run_after_a_rank_failure(
     trainer: Trainer, reference_of_two: Path, launch_processes: Callable[..., list[subprocess.CompletedProcess]]
 ) -> None:
     folder, flag = trainer.top / "restarted", trainer.top / "died"
@@ -208,26 +207,26 @@ def test_launcher_brings_a_run_that_lost_a_process_to_its_end(
     (done,) = launch_processes([*launcher, "--max_restarts", "3", *worker])
     assert done.returncode == 0, done.stderr[-3000:]
     assert flag.exists(), "it did die"
-    assert done.stdout.count("Going on from") == 1, "one restart is enough"
+    assert done.stdout.count("Resuming from") == 1, "one restart is enough"
     assert_same_weights(folder, reference_of_two)
 
 
-def test_sigterm_to_all_processes_of_a_job_leaves_a_run_that_goes_on(trainer: Trainer, reference: Path) -> None:
-    """Slurm signals training and loading processes alike."""
+def test_run_resumes_after_sigterm_to_all_processes_of_a_job(trainer: Trainer, reference: Path) -> None:
+    """Slurm signals training processes and data-loading workers."""
     folder, options = trainer.top / "terminated", [LONG, "data.workers=1"]
     process = trainer.start(folder, *options, "run.log_every=1")
     wait_until(lambda: (folder / "metrics.jsonl").exists(), [process])
     os.killpg(process.pid, signal.SIGTERM)  # type: ignore[arg-type]
     assert status(process) == 143, trainer.said(folder)
-    assert "Stopped by SIGTERM after step" in trainer.said(folder)
-    assert "The same command goes on from there." in trainer.said(folder)
+    assert "Received SIGTERM: stopped after step" in trainer.said(folder)
+    assert "Rerun the same command to resume." in trainer.said(folder)
     stopped = newest_step(folder)
     assert trainer.train(folder, *options) == 0, trainer.said(folder)
-    assert f"after step {stopped} of 150" in trainer.said(folder)
+    assert f"(step {stopped}/150)" in trainer.said(folder)
     assert_same_weights(folder, reference)
 
 
-def test_disk_full_while_saving_stops_nothing_and_says_what_is_missing(trainer: Trainer, reference: Path) -> None:
+def test_full_disk_while_saving_does_not_stop_training_and_is_reported(trainer: Trainer, reference: Path) -> None:
     """A shard of this model takes 342 kB, its weights 110 kB."""
     folder = trainer.top / "full"
     process = trainer.start(folder, LONG, "run.save_every=10")
@@ -239,14 +238,14 @@ def test_disk_full_while_saving_stops_nothing_and_says_what_is_missing(trainer: 
     said = trainer.said(folder)
     assert "could not be saved: " in said
     assert "0.1 MB are missing" in said
-    assert "Training goes on." in said
+    assert "Training continues." in said
     assert list_checkpoints(folder / "checkpoints") == before
-    assert all(what_is_wrong(checkpoint) is None for checkpoint in before)
-    assert not is_saving(folder), "what was half written takes no room"
+    assert all(checkpoint_error(checkpoint) is None for checkpoint in before)
+    assert not is_saving(folder), "partial checkpoints take no disk space"
     assert_same_weights(folder, reference)
 
 
-def test_no_room_for_the_final_weights_is_said_and_mended_by_the_same_command(trainer: Trainer) -> None:
+def test_full_disk_for_final_weights_is_reported_and_fixed_by_a_rerun(trainer: Trainer) -> None:
     folder = trainer.top / "no-room"
     assert trainer.train(folder, "schedule.steps=3", largest_file=50_000) == 2
     assert "model.safetensors could not be written" in trainer.said(folder)
@@ -255,21 +254,19 @@ def test_no_room_for_the_final_weights_is_said_and_mended_by_the_same_command(tr
     assert (folder / "model.safetensors").exists()
 
 
-def test_run_that_has_gone_bad_stops_with_its_numbers_and_goes_on_from_before(
-    trainer: Trainer, reference: Path
-) -> None:
+def test_diverged_run_stops_with_its_numbers_and_resumes_from_before(trainer: Trainer, reference: Path) -> None:
     folder = trainer.top / "poisoned"
     options = [LONG, "run.max_skipped_steps=7", "run.log_every=1", "run.save_every=2", "run.keep=1"]
     assert trainer.train(folder, *options, poison_from=9) == 2
     said = trainer.said(folder)
-    assert "not finite in 7 updates in a row, steps 10 to 16: learning rate" in said
-    assert "gradient norm nan (last finite one" in said
+    assert "non-finite loss or gradient for 7 consecutive steps (10-16): learning rate" in said
+    assert "gradient norm nan (last finite:" in said
     assert "weight norm" in said
-    assert "last checkpoint from then: " in said
+    assert "last checkpoint from before it: " in said
     assert "Traceback" not in said
     good = folder / "checkpoints" / "step-00000008"
     assert f"{good}." in said
-    assert what_is_wrong(good) is None
+    assert checkpoint_error(good) is None
     kept = load_file(good / "model.safetensors")
     last = load_file(folder / "checkpoints" / "step-00000014" / "model.safetensors")
     assert all(tensor.isfinite().all() for tensor in last.values())

@@ -1,6 +1,6 @@
-"""`launch/train.py` whose last process kills itself during step 5, the first time that it gets there.
+"""`launch/train.py` whose last rank kills itself during step 5, the first time.
 
-Usage: dies_once.py FLAG RECIPE [section.option=value ...], where FLAG is a file that remembers that it has died.
+Usage: dies_once.py FLAG RECIPE [section.option=value ...]; the file FLAG marks that it has died.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ UPDATE = loop.update
 FLAG = Path(sys.argv.pop(1))
 
 
-def update(run, batches):  # type: ignore[no-untyped-def]
-    last = run.accelerator.process_index == run.accelerator.num_processes - 1
-    if last and run.state.step == 5 and not FLAG.exists():
+def update(task, state, batches, **options):  # type: ignore[no-untyped-def]
+    last = state.engine.rank == state.engine.world - 1
+    if last and state.step == 5 and not FLAG.exists():
         FLAG.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return UPDATE(run, batches)
+    return UPDATE(task, state, batches, **options)
 
 
 loop.update = update

@@ -1,8 +1,8 @@
-"""`launch/train.py` that stands still before step 5, the first time that it gets there, for a test to kill it.
+"""`launch/train.py` that pauses before step 5, the first time, for a test to kill it.
 
-W&B's client sends what it has at once, and not every 15 seconds.
+The W&B client sends data immediately, not every 15 seconds.
 
-Usage: pauses_once.py FLAG RECIPE [section.option=value ...], where FLAG is a file that remembers that it has paused.
+Usage: pauses_once.py FLAG RECIPE [section.option=value ...]; the file FLAG marks that it has paused.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ UPDATE, SETTINGS = loop.update, wandb.Settings
 FLAG = Path(sys.argv.pop(1))
 
 
-def update(run, batches):  # type: ignore[no-untyped-def]
-    if run.state.step == 5 and not FLAG.exists():
+def update(task, state, batches, **options):  # type: ignore[no-untyped-def]
+    if state.step == 5 and not FLAG.exists():
         FLAG.touch()
         time.sleep(120)
-    return UPDATE(run, batches)
+    return UPDATE(task, state, batches, **options)
 
 
 loop.update = update

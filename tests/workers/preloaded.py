@@ -1,6 +1,6 @@
-"""`launch/train.py` in processes that start at once: children of a forkserver that has imported the libraries.
+"""`launch/train.py` in processes that start immediately: children of a forkserver that has imported the libraries.
 
-Each child is a process of its own, with its own group, signals, limits and exit status; only the imports are shared.
+Each child is a separate process with its own group, signals, limits and exit status; only the imports are shared.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import accelerate  # noqa: F401
 import timm  # noqa: F401
 
 import vit_scale.train.finish  # noqa: F401
+from vit_scale.tasks.classify.classification import Classification
 from vit_scale.train import loop
 
 
@@ -26,12 +27,12 @@ def train(
     largest_file: int | None = None,
     poison_from: int | None = None,
 ) -> None:
-    """Run `launch/train.py` with `arguments`; what it prints goes to the file `output`.
+    """Run `launch/train.py` with `arguments`; its output goes to the file `output`.
 
-    `largest_file`: bytes that a file may have. `poison_from`: the loss is NaN from this step on.
+    `largest_file`: maximum bytes per file. `poison_from`: the loss is NaN from this step on.
     """
     os.setsid()
-    multiprocessing.set_start_method("fork", force=True)  # for loading processes, as in a process started by hand
+    multiprocessing.set_start_method("fork", force=True)  # for data-loading workers, as in a process started by hand
     log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, sys.stdout.fileno())
     os.dup2(log, sys.stderr.fileno())
@@ -47,11 +48,13 @@ def train(
 
 def poison(first_step: int) -> None:
     """Make every loss NaN from `first_step` on."""
-    update, loss = loop.update, loop.classification_loss
+    update, loss = loop.update, Classification.loss
 
-    def poisoned(run, batches):  # type: ignore[no-untyped-def]
-        bad = run.state.step >= first_step
-        loop.classification_loss = (lambda *a: loss(*a) * float("nan")) if bad else loss
-        return update(run, batches)
+    def poisoned_loss(task, outputs, inputs):  # type: ignore[no-untyped-def]
+        return {name: part * float("nan") for name, part in loss(task, outputs, inputs).items()}
 
-    loop.update = poisoned
+    def poisoned_update(task, state, batches, **options):  # type: ignore[no-untyped-def]
+        Classification.loss = poisoned_loss if state.step >= first_step else loss
+        return update(task, state, batches, **options)
+
+    loop.update = poisoned_update

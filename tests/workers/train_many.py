@@ -36,12 +36,12 @@ def poisoned_loss(task, outputs, inputs):  # type: ignore[no-untyped-def]
 def arrange(job: dict) -> None:
     """Make the step of `job` that it names go wrong."""
 
-    def update(run, batches):  # type: ignore[no-untyped-def]
-        if LAST and run.state.step == job.get("signal_at"):
+    def update(task, state, batches, **options):  # type: ignore[no-untyped-def]
+        if LAST and state.step == job.get("signal_at"):
             os.kill(os.getpid(), signal.SIGUSR1)
-        poisoned = LAST and run.state.step in (job.get("poison_at") or [])
+        poisoned = LAST and state.step in (job.get("poison_at") or [])
         Classification.loss = poisoned_loss if poisoned else LOSS
-        return UPDATE(run, batches)
+        return UPDATE(task, state, batches, **options)
 
     loop.update = update
 

@@ -1,1 +1,1 @@
-"""Run directories and checkpoints: writing, reading and resuming. The only package that knows the format."""
+"""Run directories and checkpoints: the only package that knows their format. Knows no model, task or strategy."""

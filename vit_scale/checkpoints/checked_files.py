@@ -1,7 +1,8 @@
-"""Files with a checksum of what they should hold.
+"""Files with a checksum of their intended content.
 
-The checksum is taken from memory while a file is written, so it also tells of bytes that went wrong on their way to
-the disk. CRC-32 finds damage, which is all it is for, at a third of the cost of a cryptographic hash.
+The checksum is computed from memory while a file is written, so it also detects bytes that were corrupted on their way
+to the disk. CRC-32 detects accidental corruption, its only purpose here, at a third of the cost of a cryptographic
+hash.
 """
 
 from __future__ import annotations
@@ -17,29 +18,29 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 Entry = dict[str, int]
-"""What a manifest says of a file: its `bytes` and `crc32`."""
+"""The entry of a file in a manifest: `bytes` and `crc32`."""
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> Entry:
-    """Write a safetensors file through to the disk; the tensors are contiguous and in host memory."""
+    """Write a safetensors file and flush it to disk; the tensors are contiguous and in host memory."""
     save_file(tensors, path, metadata)
-    path.chmod(0o644)  # safetensors leaves its files to their owner alone
-    to_disk(path)
-    with safe_open(path, framework="pt") as file:  # raises where the file is shorter than its header says
+    path.chmod(0o644)  # safetensors makes its files readable by their owner only
+    flush_to_disk(path)
+    with safe_open(path, framework="pt") as file:  # raises if the file is shorter than its header says
         file.metadata()
     return {"bytes": path.stat().st_size, "crc32": _checksum_in_memory(path, tensors)}
 
 
 def write_json(path: Path, content: Any) -> Entry:
-    """Write a JSON file through to the disk."""
+    """Write a JSON file and flush it to disk."""
     text = json.dumps(content, indent=1, default=str).encode()
     path.write_bytes(text)
-    to_disk(path)
+    flush_to_disk(path)
     return {"bytes": len(text), "crc32": zlib.crc32(text)}
 
 
-def damage(path: Path, entry: Entry) -> str | None:
-    """None for a file that is as it was written, else what is wrong with it."""
+def corruption_error(path: Path, entry: Entry) -> str | None:
+    """Return how a file differs from its manifest entry, or None if it is intact."""
     if not path.is_file():
         return f"{path.name} is missing"
     if path.stat().st_size != entry["bytes"]:
@@ -48,6 +49,7 @@ def damage(path: Path, entry: Entry) -> str | None:
 
 
 def checksum(path: Path) -> int:
+    """Return the CRC-32 of a file."""
     value = 0
     with path.open("rb") as file:
         while chunk := file.read(1 << 22):
@@ -55,8 +57,8 @@ def checksum(path: Path) -> int:
     return value
 
 
-def to_disk(*paths: Path) -> None:
-    """A rename must not reach the disk before the bytes it names."""
+def flush_to_disk(*paths: Path) -> None:
+    """Call fsync on files or directories: a rename must not reach the disk before the bytes it names."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -66,7 +68,7 @@ def to_disk(*paths: Path) -> None:
 
 
 def _checksum_in_memory(path: Path, tensors: dict[str, torch.Tensor]) -> int:
-    """Of the file's header, and of the tensors in the order that the header gives."""
+    """Return the checksum of the file's header, followed by the tensors in the order that the header gives."""
     with path.open("rb") as file:
         length = file.read(8)
         header = file.read(int.from_bytes(length, "little"))

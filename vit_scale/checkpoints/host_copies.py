@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 Tensors = dict[str, torch.Tensor]
 
 
 class HostCopies:
-    """Takes copies into memory that is kept from one time to the next.
+    """Copy tensors into buffers that are reused from one call to the next.
 
-    Fresh memory would cost more than the copying: the system clears it page by page, and a GPU copies quickly only
-    into memory that was pinned before.
+    New memory would cost more than the copying: the system clears it page by page, and a GPU copies fast only into
+    memory that was pinned before.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensors] = {}
 
     @torch.no_grad()
-    def take(self, group: str, tensors: Tensors) -> Tensors:
-        """Copies of `tensors`, which are overwritten by the next call with the same `group`."""
-        old = self._buffers.get(group, {})
-        copies = {name: _buffer_for(tensor, old.get(name)) for name, tensor in tensors.items()}
-        for name, tensor in tensors.items():
-            copies[name].copy_(tensor, non_blocking=True)
-        if any(tensor.is_cuda for tensor in tensors.values()):
+    def take(self, group: str, tensors: Iterable[tuple[str, torch.Tensor | None]]) -> Tensors:
+        """Return copies of `tensors`, which the next call with the same `group` overwrites; None is skipped.
+
+        The iterable is exhausted even if memory runs out, because other ranks wait for it; the error is raised then.
+        """
+        old, copies = self._buffers.get(group, {}), {}
+        error: Exception | None = None
+        on_gpu = False
+        for name, tensor in tensors:
+            if tensor is None or error is not None:
+                continue
+            try:
+                copies[name] = _buffer_for(tensor, old.get(name)).copy_(tensor, non_blocking=True)
+            except (MemoryError, RuntimeError) as raised:  # torch raises the latter if host memory is short
+                error = raised
+            on_gpu |= tensor.is_cuda
+        if on_gpu:
             torch.cuda.current_stream().synchronize()
+        if error is not None:
+            raise MemoryError(str(error)) from error
         self._buffers[group] = copies
         return dict(copies)
 

@@ -1,6 +1,7 @@
-"""One run at a time in a folder: a lock that the system releases when its process ends, however it ends.
+"""One run at a time per directory: a lock that the system releases when its process ends, for whatever reason.
 
-It is a record lock, which belongs to the process alone: loading processes that outlive a killed one do not keep it.
+It is a record lock, which belongs to one process only: data-loading workers that outlive a killed process do not
+inherit it.
 """
 
 from __future__ import annotations
@@ -17,40 +18,40 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-_held: dict[Path, IO[str]] = {}
+_locks: dict[Path, IO[str]] = {}
 
 
-def hold(folder: Path) -> None:
-    """Keep `folder` for this process; raises `UserError` where another trains in it.
+def acquire(run_dir: Path) -> None:
+    """Lock `run_dir` for this process; raise `UserError` if another process trains in it.
 
-    Disks that know no locks are not protected.
+    File systems without locks are not protected.
     """
-    if fcntl is None or folder.resolve() in _held:
+    if fcntl is None or run_dir.resolve() in _locks:
         return
     try:
-        file = (folder / ".lock").open("a+")
+        file = (run_dir / ".lock").open("a+")
     except OSError:
         return
     if not _lock(file):
         file.seek(0)
-        who = file.read().strip() or "another"
-        raise UserError(f"{folder} is in use: process {who} trains there.\nWait for it, or choose another run.dir.")
+        pid = file.read().strip() or "unknown"
+        raise UserError(f"{run_dir} is in use by process {pid}.\nWait for it to finish, or choose another run.dir.")
     file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()
-    _held[folder.resolve()] = file
+    _locks[run_dir.resolve()] = file
 
 
-def is_in_use(folder: Path) -> bool:
-    """Whether another process trains in `folder`."""
-    if fcntl is None or folder.resolve() in _held or not (folder / ".lock").exists():
+def is_in_use(run_dir: Path) -> bool:
+    """Return whether another process trains in `run_dir`."""
+    if fcntl is None or run_dir.resolve() in _locks or not (run_dir / ".lock").exists():
         return False
-    with (folder / ".lock").open("a+") as file:
+    with (run_dir / ".lock").open("a+") as file:
         return not _lock(file)
 
 
 def _lock(file: IO[str]) -> bool:
-    """False where another process has it; a disk without locks gives it to everybody."""
+    """Return False if another process has the lock; a file system without locks grants it to every process."""
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -58,8 +59,8 @@ def _lock(file: IO[str]) -> bool:
     return True
 
 
-def release(folder: Path) -> None:
-    """Let others have it."""
-    file = _held.pop(folder.resolve(), None)
+def release(run_dir: Path) -> None:
+    """Unlock `run_dir`, if this process has locked it."""
+    file = _locks.pop(run_dir.resolve(), None)
     if file is not None:
         file.close()

@@ -1,4 +1,4 @@
-"""The weights of a run, finished or not: which files hold them, and the average put together from a checkpoint."""
+"""Weights of a run, finished or not: which files contain them, and the EMA assembled from a checkpoint's shards."""
 
 from __future__ import annotations
 
@@ -12,85 +12,80 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
+from vit_scale.checkpoints.find import checkpoint_error, latest_valid_checkpoint, list_checkpoints, read_meta
+from vit_scale.checkpoints.run_dir import read_summary
 from vit_scale.errors import UserError
 
 StateDict = dict[str, torch.Tensor]
 Kind = Literal["ema", "raw"]
 FINAL: dict[Kind, str] = {"ema": "model_ema.safetensors", "raw": "model.safetensors"}
-"""Files of a finished run."""
+"""Weights files of a finished run."""
 
 
 @dataclass(frozen=True)
 class RunWeights:
-    """Where weights of a run are."""
+    """Location of the weights of a run."""
 
     path: Path
-    """A file, or the folder of a checkpoint."""
+    """A weights file or a checkpoint directory."""
     kind: Kind
     step: int | None = None
-    """Of a checkpoint."""
+    """Step of the checkpoint; None for final weights."""
 
     def read(self) -> StateDict:
-        """Whole tensors under timm's names."""
+        """Return full tensors under timm's names."""
         try:
             if self.path.is_file():
                 return load_file(self.path)
             weights = load_file(self.path / "model.safetensors")
-            return weights | _read_average(self.path, weights) if self.kind == "ema" else weights
+            return weights | _read_ema(self.path, weights) if self.kind == "ema" else weights
         except (OSError, SafetensorError, ValueError, KeyError) as error:
             raise UserError(
-                f"{self.path}: the weights cannot be read ({error}); a run in progress may try again."
+                f"{self.path}: cannot read the weights ({error}); if the run is in progress, try again."
             ) from error
 
     def __str__(self) -> str:
-        kind = "averaged (EMA)" if self.kind == "ema" else "raw"
+        kind = "EMA" if self.kind == "ema" else "raw"
         return f"{kind} weights of {self.path}"
 
 
-def find_run_weights(folder: Path, kind: Kind | None = None) -> RunWeights:
-    """The weights of a run's folder or of a checkpoint's; `kind` None: the average where there is one.
+def find_run_weights(path: Path, kind: Kind | None = None) -> RunWeights:
+    """Find the weights of a run directory or a checkpoint directory; `kind` None: EMA weights if available.
 
-    Final weights if the run is finished, else the newest whole checkpoint: a run still going on can be looked at.
+    These are the final weights if the run is finished, otherwise those of its latest valid checkpoint.
     """
-    from vit_scale.checkpoints.reader import newest_whole
-    from vit_scale.checkpoints.run_dir import read_summary
-    from vit_scale.checkpoints.writer import list_checkpoints
-
-    if (folder / "meta.json").is_file():
-        return _of_checkpoint(folder, kind)
-    checkpoints = list_checkpoints(folder / "checkpoints")
-    finished = read_summary(folder).get("finished") or not checkpoints
-    checkpoint = None if finished else newest_whole(folder)[0]
+    if (path / "meta.json").is_file():
+        return _checkpoint_weights(path, kind)
+    finished = read_summary(path).get("finished") or not list_checkpoints(path / "checkpoints")
+    checkpoint = None if finished else latest_valid_checkpoint(path)[0]
     if checkpoint is not None:
-        return _of_checkpoint(checkpoint, kind)
+        return _checkpoint_weights(checkpoint, kind)
     for each in (kind,) if kind else ("ema", "raw"):
-        if (folder / FINAL[each]).is_file():
-            return RunWeights(folder / FINAL[each], each)
-    if kind == "ema" and (folder / FINAL["raw"]).is_file():
-        raise _no_average(folder)
+        if (path / FINAL[each]).is_file():
+            return RunWeights(path / FINAL[each], each)
+    if kind == "ema" and (path / FINAL["raw"]).is_file():
+        raise _no_ema(path)
     raise UserError(
-        f"{folder}: no weights yet: neither {' nor '.join(FINAL.values())} nor a whole checkpoint; "
+        f"{path}: no weights yet: neither {' nor '.join(FINAL.values())} nor a valid checkpoint; "
         "has the run finished, or saved once (run.save_every)?"
     )
 
 
-def _of_checkpoint(checkpoint: Path, kind: Kind | None) -> RunWeights:
-    from vit_scale.checkpoints.reader import read_meta, what_is_wrong
-
-    if wrong := what_is_wrong(checkpoint):
-        raise UserError(f"{checkpoint}: not a whole checkpoint: {wrong}")
-    averaged = next(_average_keys(checkpoint), None) is not None
-    if kind == "ema" and not averaged:
-        raise _no_average(checkpoint)
-    return RunWeights(checkpoint, kind or ("ema" if averaged else "raw"), step=read_meta(checkpoint)["step"])
+def _checkpoint_weights(checkpoint: Path, kind: Kind | None) -> RunWeights:
+    if error := checkpoint_error(checkpoint):
+        raise UserError(f"{checkpoint}: invalid checkpoint: {error}")
+    has_ema = next(_ema_keys(checkpoint), None) is not None
+    if kind == "ema" and not has_ema:
+        raise _no_ema(checkpoint)
+    return RunWeights(checkpoint, kind or ("ema" if has_ema else "raw"), step=read_meta(checkpoint)["step"])
 
 
-def _no_average(folder: Path) -> UserError:
-    return UserError(f"{folder}: the run kept no averaged weights (ema.decay = 0); use the raw ones.")
+def _no_ema(path: Path) -> UserError:
+    return UserError(f"{path}: the run has no EMA weights (ema.decay = 0); use the raw weights.")
 
 
-def _average_keys(checkpoint: Path) -> Iterator[tuple[Any, str, int]]:
-    """Each piece of the average: its file, its key, and where in the flattened tensor it starts."""
+def _ema_keys(checkpoint: Path) -> Iterator[tuple[Any, str, int]]:
+    """Yield each piece of the EMA: its file, its key, and where it starts in the flattened tensor."""
     for path in sorted(checkpoint.glob("shard-*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for key, start in json.loads(file.metadata()["starts"]).items():
@@ -98,12 +93,12 @@ def _average_keys(checkpoint: Path) -> Iterator[tuple[Any, str, int]]:
                     yield file, key, start
 
 
-def _read_average(checkpoint: Path, weights: StateDict) -> StateDict:
-    """The average of every weight, put together from the pieces that the processes of the run owned."""
-    average: StateDict = {}
-    for file, key, start in _average_keys(checkpoint):
+def _read_ema(checkpoint: Path, weights: StateDict) -> StateDict:
+    """Assemble the EMA weights from the pieces that the ranks of the run owned."""
+    ema: StateDict = {}
+    for file, key, start in _ema_keys(checkpoint):
         name = key.removeprefix("ema/")
         piece = file.get_tensor(key)
-        whole = average.setdefault(name, torch.empty_like(weights[name], dtype=torch.float32))
-        whole.view(-1)[start : start + piece.numel()] = piece.reshape(-1)
-    return average
+        full = ema.setdefault(name, torch.empty_like(weights[name], dtype=torch.float32))
+        full.view(-1)[start : start + piece.numel()] = piece.reshape(-1)
+    return ema

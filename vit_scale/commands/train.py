@@ -68,9 +68,10 @@ def main(argv: Sequence[str]) -> int:
     from vit_scale.train.run_recipe import run_recipe
 
     status = run_recipe(config, args.recipe)
-    from vit_scale.strategies.rank_failure import LOST_STATUS, leave_at_once  # Slow: imports torch.
+    # Imports torch, which a run starts before.
+    from vit_scale.strategies.rank_failure import RANK_FAILURE_EXIT_CODE, exit_immediately
 
-    if status == LOST_STATUS:
-        leave_at_once()
+    if status == RANK_FAILURE_EXIT_CODE:
+        exit_immediately()
     close_processes()
     return status

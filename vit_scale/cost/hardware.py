@@ -1,19 +1,13 @@
-"""Device capabilities: precision, memory and peak FLOP/s, for MFU and planning."""
+"""Memory and peak FLOP/s of devices, for MFU and planning."""
 
 from __future__ import annotations
 
-import functools
-import os
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from vit_scale.cost.activations import Precision
-from vit_scale.errors import UserError
 from vit_scale.kernels.onednn import linear
 
 
@@ -85,42 +79,3 @@ def _measured_matmul_flops(size: int = 1024, repeats: int = 3) -> float:
         matmul(a, b)
         best = min(best, time.perf_counter() - start)
     return 2.0 * size**3 / best
-
-
-# Below this, a second thread gains little on an idle CPU. On a busy CPU, each of the many short parallel regions waits
-# for a preempted thread: 7x slower, measured on two busy cores.
-MIN_FLOPS_FOR_THREADS = 5e9
-
-
-def limit_threads(flops: float) -> None:
-    """Use one thread if a forward and backward pass takes few `flops`, unless OMP_NUM_THREADS is set."""
-    if flops < MIN_FLOPS_FOR_THREADS and not torch.cuda.is_available() and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
-
-
-def resolve_precision(requested: Precision | Literal["auto"], device: torch.device) -> Precision:
-    """Return `fp32`, `bf16` or `fp16`; raises `UserError` if the device does not support the requested precision."""
-    if requested == "auto":
-        if device.type != "cuda":
-            return "fp32"
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    if device.type == "cpu" and requested == "fp16":
-        raise UserError("parallel.precision = 'fp16': not supported on CPU; use fp32, bf16 or auto")
-    if device.type == "cpu" and requested == "bf16" and not _cpu_runs_bf16():
-        raise UserError(
-            "parallel.precision = 'bf16': bf16 matmuls crash on this CPU (illegal instruction).\n"
-            "Use parallel.precision=fp32, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment and try again."
-        )
-    if device.type == "cuda" and requested == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise UserError(
-            f"parallel.precision = 'bf16': not supported by {torch.cuda.get_device_name(device)}; use fp16 or auto"
-        )
-    return requested
-
-
-@functools.cache
-def _cpu_runs_bf16() -> bool:
-    """Try a bf16 matmul in a separate process: some CPUs advertise AMX and then crash."""
-    code = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); print((a @ a).sum().item())"
-    tried = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, check=False)
-    return tried.returncode == 0

@@ -12,7 +12,6 @@ from typing import Literal
 import torch
 
 from vit_scale.cost.activations import Precision
-from vit_scale.cost.hardware import resolve_precision
 from vit_scale.data.augment.transforms import EvalTransform
 from vit_scale.data.batch import Batch
 from vit_scale.data.loading.loaders import EvalLoader, Loading
@@ -24,6 +23,7 @@ from vit_scale.inference.eval_data import EvalData
 from vit_scale.inference.eval_report import Evaluation, ReportShow
 from vit_scale.inference.loaded_run import LoadedRun
 from vit_scale.schedule import DEFAULT_MICRO_BATCH
+from vit_scale.strategies.precision import resolve_precision
 from vit_scale.strategies.processes import Processes
 from vit_scale.tasks.evaluate import evaluate
 

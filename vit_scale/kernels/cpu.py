@@ -1,6 +1,7 @@
 """Decide when custom CPU code pays off, and detect the kind of CPU."""
 
 import functools
+import os
 from pathlib import Path
 
 import torch
@@ -51,3 +52,14 @@ def is_intel() -> bool:
         return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
     except OSError:
         return False
+
+
+# Below this a second thread gains little on an idle CPU, and on a busy one each of the many short parallel regions
+# waits for the thread that was descheduled: measured 7 times slower on two cores with other work on them.
+MIN_FLOPS_FOR_THREADS = 5e9
+
+
+def limit_threads(flops: float) -> None:
+    """Use one thread if a forward and backward pass takes few `flops`, unless the user has chosen a number."""
+    if flops < MIN_FLOPS_FOR_THREADS and not torch.cuda.is_available() and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from vit_scale.models.variants import VARIANTS, Variant, check_model_name
 
 if TYPE_CHECKING:
-    from vit_scale.models.create import create_from_config, create_model
+    from vit_scale.models.create import construct_from_config, create_model
 
-__all__ = ["VARIANTS", "Variant", "check_model_name", "create_from_config", "create_model"]
+__all__ = ["VARIANTS", "Variant", "check_model_name", "construct_from_config", "create_model"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("create_from_config", "create_model"):
+    if name in ("construct_from_config", "create_model"):
         from vit_scale.models import create
 
         return getattr(create, name)

@@ -45,15 +45,12 @@ def create_model(name: str, **options: Any) -> nn.Module:
     return model
 
 
-def create_from_config(config: ModelConfig, *, num_classes: int, in_chans: int) -> nn.Module:
-    """Create the initialized model of a recipe; the data determine what the recipe leaves open.
+def construct_from_config(config: ModelConfig, *, num_classes: int, in_chans: int) -> nn.Module:
+    """Construct the model of a recipe; the data determine what the recipe leaves open.
 
-    `model.weights` is left to the caller and `load_weights`, whose report only one process should print.
+    The caller initializes it and loads `model.weights`, in the way of its strategy.
     """
-    config = with_data_sizes(config, num_classes=num_classes, in_chans=in_chans)
-    model = construct_model(config)
-    init_weights(model, config.init)
-    return model
+    return construct_model(with_data_sizes(config, num_classes=num_classes, in_chans=in_chans))
 
 
 def with_data_sizes(config: ModelConfig, *, num_classes: int, in_chans: int) -> ModelConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
 
 def backbone_of(model: nn.Module) -> Any:
@@ -43,3 +43,8 @@ class ImageModel(nn.Module):
     def compile_blocks(self) -> None:
         """Compile each block in place; parameter names stay."""
         raise NotImplementedError
+
+
+def full_shape(parameter: nn.Parameter) -> Size:
+    """Return the shape of the full parameter; a parameter that ZeRO-3 has sharded is empty and one-dimensional."""
+    return getattr(parameter, "ds_shape", parameter.shape)

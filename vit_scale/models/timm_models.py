@@ -13,6 +13,7 @@ from torch import nn
 
 from vit_scale.config import ModelConfig
 from vit_scale.errors import UserError
+from vit_scale.models.interface import full_shape
 from vit_scale.models.variants import TIMM_PREFIX, Variant, check_model_name
 
 # Ours on the left, timm's on the right. `dropout` is timm's --drop: in front of the head, in some models inside too.
@@ -117,7 +118,7 @@ class TimmModel:
         """Names of parameters that are not decayed: timm's list for the model, and all vectors."""
         inherited: set[str] = getattr(super(), "no_weight_decay", set)()
         named = self.named_parameters()  # type: ignore[attr-defined]
-        return {name for name, p in named if p.ndim <= 1 or name in inherited}
+        return {name for name, p in named if len(full_shape(p)) <= 1 or name in inherited}
 
     def set_activation_checkpointing(self, mode: Literal["none", "selective", "full"]) -> None:
         """Recompute activations in the backward pass, where timm's model can."""

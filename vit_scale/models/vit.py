@@ -19,6 +19,7 @@ from vit_scale.models.attention import NORM_EPS, Kernel
 from vit_scale.models.block import Block
 from vit_scale.models.drop_path import drop_path_rates
 from vit_scale.models.dropout import Dropout
+from vit_scale.models.interface import full_shape
 from vit_scale.models.patch_embed import PatchEmbed
 from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding, RowColumnEmbedding, sincos_2d
 from vit_scale.models.tokens import drop_patches, pool_tokens
@@ -152,7 +153,7 @@ class VisionTransformer(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """Return the parameters without weight decay: tokens, positions and all vectors (biases, norms, LayerScale)."""
-        return {name for name, p in self.named_parameters() if p.ndim <= 1 or is_token_or_position(name)}
+        return {name for name, p in self.named_parameters() if len(full_shape(p)) <= 1 or is_token_or_position(name)}
 
     def allow_any_size(self) -> None:
         """Accept images of any size that patches divide from now on; position embeddings are resampled to them."""

@@ -71,7 +71,7 @@ GROUPS: dict[str, tuple[Panel, ...]] = {
         _single("Waiting for data", "speed/data_wait", format=".1%", from_zero=True, note="share of the time"),
         _single("Memory of the device", "memory/device_gb", from_zero=True, note="GB"),
         _single("Memory of the process", "memory/process_gb", from_zero=True, note="GB"),
-        _single("Updates left out", "train/bad_steps", "exact", from_zero=True, note="loss or gradient not finite"),
+        _single("Updates left out", "train/skipped_steps", "exact", from_zero=True, note="loss or gradient not finite"),
     ),
 }
 AXES = {"step": "step", "epoch": "epoch", "images": "images seen", "time": "training time"}

@@ -17,6 +17,9 @@ SPEED = "speed/images_per_second"
 Value = float | None
 """None where the run had a number that is not finite."""
 
+OLD_KEYS = {"train/bad_steps": "train/skipped_steps"}
+"""Keys that earlier versions wrote."""
+
 
 @dataclass
 class Metrics:
@@ -48,6 +51,7 @@ def read_metrics(path: Path, global_batch: int) -> Metrics:
     for line in sorted(lines, key=lambda line: line["step"]):
         step = line["step"]
         for key, value in line.items():
+            key = OLD_KEYS.get(key, key)  # noqa: PLW2901
             if key not in NOT_CURVES and (value is None or _is_number(value)):
                 metrics.curves.setdefault(key, {})[step] = _finite(value)
         if _finite(line.get("epoch")) is not None:

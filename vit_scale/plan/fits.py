@@ -17,7 +17,7 @@ from vit_scale.plan.machine import Machine
 from vit_scale.report.model_report import ModelReport
 from vit_scale.schedule import Plan
 from vit_scale.strategies.zero_settings import check_offload
-from vit_scale.train.micro_batch import choose_micro_batch
+from vit_scale.train.micro_batch import DoesNotFit, choose_micro_batch
 from vit_scale.train.optim.optimizer import check_optimizer
 
 # Memory used by CUDA in each process, and by NCCL if there are several processes.
@@ -76,8 +76,8 @@ class MemoryModel:
             return 1.0 if self.fits(strategy, size, local_batch // size) else None
 
         try:
-            return choose_micro_batch("auto", local_batch, trial, even=even)[0]
-        except MemoryError:
+            return choose_micro_batch("auto", local_batch, trial, multiple=2 if even else 1)[0]
+        except DoesNotFit:
             return None
 
 

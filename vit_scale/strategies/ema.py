@@ -1,4 +1,4 @@
-"""The moving average of the weights, 1/processes of a copy on each process."""
+"""The exponential moving average (EMA) of the weights; each rank keeps 1/ranks of it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from contextlib import contextmanager
 
 import torch
 
+from vit_scale.checkpoints.pieces import Piece, Pieces
 from vit_scale.schedule import ema_weight
-from vit_scale.strategies.shards import Piece, Pieces, Shards
+from vit_scale.strategies.shards import Shards
 
 
 class Ema:
-    """A bias-corrected average in fp32 of the pieces that this process owns.
+    """A bias-corrected average in fp32 of the pieces that this rank owns.
 
-    The weight of each update is a function of the step (`schedule.ema_weight`), so a resumed run needs the averaged
-    tensors and nothing else. Frozen parameters and buffers have no average; they are used as they are.
+    The weight of each step is a function of the step (`schedule.ema_weight`), so resuming needs the averaged tensors
+    only. Frozen parameters and buffers are not averaged.
     """
 
     def __init__(self, shards: Shards, decay: float, warmup: bool) -> None:
@@ -26,17 +27,17 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the weights after update `step`."""
+        """Average in the weights after `step`."""
         weights = [piece.tensor.float() for piece in self._owned.values()]
         torch._foreach_lerp_(list(self._shadow.values()), weights, ema_weight(step, self.decay, self.warmup))
 
     def pieces(self) -> Pieces:
-        """The averaged pieces; writing to them changes the average."""
+        """Return the averaged pieces; writing to them changes the EMA."""
         return {name: Piece(self._shadow[name], piece.start) for name, piece in self._owned.items()}
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Within this context the model has the averaged weights; all processes must enter it."""
+        """Give the model the EMA weights within this context; all ranks must enter it."""
         self._swap()
         try:
             yield

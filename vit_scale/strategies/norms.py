@@ -1,6 +1,6 @@
-"""Norms of the weights and of an update, the same number under every strategy.
+"""Norms of the weights and of their change in a step, the same number for every strategy.
 
-Each process sums the squares of the pieces that it owns; the sum over processes is taken where metrics are read.
+Each rank sums the squares of the pieces that it owns; the sum over ranks is taken when metrics are read.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from vit_scale.strategies.shards import Shards
 
 
 def own_squares(tensors: list[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """The sum of squares of all elements, in double precision."""
+    """Return the sum of squares of all elements, in double precision."""
     return torch.nn.utils.get_total_norm(tensors, foreach=True).to(device).double().square()
 
 
 def weight_norm(shards: Shards, device: torch.device) -> float:
-    """The norm of all trained weights; all processes must call it."""
+    """Return the norm of all trained weights; all ranks must call it."""
     squares = own_squares(_owned(shards), device)
     if dist.is_initialized():
         dist.all_reduce(squares)
@@ -27,21 +27,21 @@ def weight_norm(shards: Shards, device: torch.device) -> float:
 
 
 class UpdateWatch:
-    """Measures one update: weights are copied just before the optimiser changes them, when activations are gone."""
+    """Measure one update: copy the weights just before the optimizer changes them, when activations are freed."""
 
     def __init__(self, shards: Shards, device: torch.device) -> None:
         self._shards, self._device = shards, device
         self._before: list[torch.Tensor] | None = None
-        self._handle = _torch_optimizer(shards).register_step_pre_hook(self._copy)
+        self._handle = shards.torch_optimizer.register_step_pre_hook(self._copy)
 
     def _copy(self, *called_with: Any) -> None:
-        # DeepSpeed steps once for each group of parameters.
+        # DeepSpeed steps once per parameter group.
         if self._before is None:
             self._before = [weights.clone() for weights in _owned(self._shards)]
 
     @torch.no_grad()
     def squares(self) -> torch.Tensor:
-        """Squares of the weights and of their change, summed over what this process owns; stops watching."""
+        """Return the squares of the weights and of their change, summed over this rank's pieces; stop watching."""
         self._handle.remove()
         weights, before = _owned(self._shards), self._before
         self._before = None
@@ -54,9 +54,3 @@ class UpdateWatch:
 
 def _owned(shards: Shards) -> list[torch.Tensor]:
     return [piece.tensor.detach() for piece in shards.weights(owned=True).values()]
-
-
-def _torch_optimizer(shards: Shards) -> torch.optim.Optimizer:
-    """What really steps: ZeRO has an optimiser of its own around it."""
-    zero = getattr(shards, "zero", None)
-    return shards.optimizer if zero is None else zero.optimizer  # type: ignore[union-attr]

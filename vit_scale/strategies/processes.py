@@ -1,33 +1,40 @@
-"""The processes that a launcher started, for work that has no optimiser."""
+"""The processes that a launcher started: join, agree, wait and leave."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from vit_scale.launcher import is_main_process, world_size
+
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among the others, and its device."""
+    """This process among all processes, and its device."""
 
     device: torch.device
     rank: int
     world: int
     here: int
-    """Processes on this machine."""
+    """Processes on this node."""
 
     @property
     def is_main(self) -> bool:
+        """Whether this process prints and writes."""
         return self.rank == 0
 
 
 def join_processes() -> Processes:
-    """Join the others, if there are any: NCCL where there are GPUs, else gloo."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    """Join the other processes, if any, for work without an optimizer: over NCCL with GPUs, otherwise gloo."""
+    world = world_size()
     has_gpu = torch.cuda.is_available()
     if world == 1:
         return Processes(torch.device("cuda" if has_gpu else "cpu"), 0, 1, 1)
@@ -38,19 +45,42 @@ def join_processes() -> Processes:
     return Processes(state.device, state.process_index, state.num_processes, here)
 
 
+def call_on_main(decide: Callable[[], T]) -> T:
+    """Call `decide` on rank 0 only; return its result, or raise its exception, on every rank."""
+    if world_size() == 1:
+        return decide()
+    outcome: list[Any] = [None]
+    if is_main_process():
+        try:
+            outcome = [(decide(), None)]
+        except Exception as error:  # noqa: BLE001 -- the other ranks must not wait for it
+            outcome = [(None, error)]
+    dist.broadcast_object_list(outcome)
+    result, raised = outcome[0]
+    if raised is not None:
+        raise raised
+    return result
+
+
+def wait_for_all() -> None:
+    """Return when every rank has called it."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.barrier()
+
+
 def close_processes() -> None:
-    """Leave the group, if there is one, so that no process warns of the others' end."""
+    """Leave the process group, if any, so that no process warns about the exit of another."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def rejoin_after_restart(timeout_seconds: float) -> None:
-    """Start the process group in a part of the store that earlier attempts have not written to.
+def init_group_after_restart(timeout_seconds: float) -> None:
+    """Initialize the process group under a store prefix that earlier attempts have not used.
 
     torch's launcher keeps one store of addresses over restarts (pytorch/pytorch#135712), so a restarted process may
     read the address of a dead one there and wait for it indefinitely.
 
-    Does nothing in a first attempt; accelerate and DeepSpeed then start the group, and else use the one they find.
+    Does nothing in the first attempt: accelerate or DeepSpeed then initializes the group. Later they use this one.
     """
     restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -67,12 +97,6 @@ def rejoin_after_restart(timeout_seconds: float) -> None:
         world_size=world,
         timeout=timeout,
     )
-
-
-def wait_for_all() -> None:
-    """Wait until every process has arrived here, if there are several."""
-    if dist.is_initialized():
-        dist.barrier()
 
 
 def reset_accelerate() -> None:

@@ -1,4 +1,4 @@
-"""One of several processes died or hangs: say so and end, so that all can be started anew."""
+"""A rank died or hangs: report it and exit, so that all ranks can be restarted."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from vit_scale.checkpoints.writer import list_checkpoints, step_of
+from vit_scale.checkpoints.find import list_checkpoints, step_of
 from vit_scale.launcher import world_size
 
-LOST_STATUS = 75
-"""EX_TEMPFAIL of sysexits.h: worth another try."""
+RANK_FAILURE_EXIT_CODE = 75
+"""EX_TEMPFAIL of sysexits.h: worth retrying."""
 
 
-def is_lost_process(error: RuntimeError) -> bool:
-    """Whether `error` is that of a collective: gloo raises plain `RuntimeError`s and is known by its message only."""
+def is_rank_failure(error: RuntimeError) -> bool:
+    """Return whether a collective raised `error`; gloo raises plain `RuntimeError`s, recognizable by their message."""
     return world_size() > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error))
 
 
-def tell_of_loss(error: RuntimeError, folder: Path | None, timeout_seconds: int) -> None:
-    """What happened and how to go on, from every process that is left."""
-    saved = list_checkpoints(folder / "checkpoints") if folder is not None else []
-    start = f"goes on after step {step_of(saved[-1]):,}" if saved else "starts anew"
+def report_rank_failure(error: RuntimeError, run_dir: Path | None, timeout_seconds: int) -> None:
+    """Print what happened and how to resume, from every remaining rank."""
+    saved = list_checkpoints(run_dir / "checkpoints") if run_dir is not None else []
+    purpose = f"resume after step {step_of(saved[-1]):,}" if saved else "start again"
     print(
-        f"error: process {os.environ['RANK']} of {world_size()} lost another one, which ended or did not answer "
-        f"for parallel.timeout_seconds = {timeout_seconds}: {_reason(error)}.\n"
-        f"The same command {start}. torchrun --max-restarts 3 and accelerate launch --max_restarts 3 do so unasked.",
+        f"error: rank {os.environ['RANK']} of {world_size()}: another rank exited or did not respond within "
+        f"parallel.timeout_seconds = {timeout_seconds}: {_reason(error)}.\n"
+        f"Rerun the same command to {purpose}, or use torchrun --max-restarts 3 or "
+        "accelerate launch --max_restarts 3 to restart automatically.",
         file=sys.stderr,
         flush=True,
     )
 
 
-def leave_at_once() -> NoReturn:
-    """End without the usual farewells: a communicator may wait for the lost process for ever."""
+def exit_immediately() -> NoReturn:
+    """Exit without cleanup: a communicator may wait for the failed rank indefinitely."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(LOST_STATUS)
+    os._exit(RANK_FAILURE_EXIT_CODE)
 
 
 def _reason(error: RuntimeError) -> str:
-    """The first sentence, without the place in the library's sources."""
+    """Return the first sentence, without the location in the library's source."""
     return str(error).split("] ", 1)[-1].split(". ")[0].splitlines()[0].rstrip(".")

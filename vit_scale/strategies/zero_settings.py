@@ -1,7 +1,7 @@
-"""DeepSpeed ZeRO: its settings, generated from the recipe, and what the launcher may add to them.
+"""DeepSpeed settings, generated from the recipe, and what the launcher may add to them.
 
-The recipe owns strategy, batch, accumulation, clipping and precision. Whatever else the launcher says of DeepSpeed
-(`accelerate launch --use_deepspeed ...`, `--deepspeed_config_file FILE`) is kept: offloading, buckets, overlap.
+The recipe determines strategy, batch, accumulation, clipping and precision. All other DeepSpeed settings of the
+launcher (`accelerate launch --use_deepspeed ...`, `--deepspeed_config_file FILE`) are used: offload, buckets, overlap.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Settings = dict[str, Any]
 
-# accelerate's launcher hands its flags on in these variables.
+# accelerate's launcher passes its flags in these variables.
 LAUNCHER_VARIABLES = {
     "ACCELERATE_DEEPSPEED_ZERO_STAGE": "zero_optimization.stage",
     "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "zero_optimization.offload_optimizer.device",
@@ -32,7 +32,7 @@ LAUNCHER_VARIABLES = {
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
     "ACCELERATE_GRADIENT_CLIPPING": "gradient_clipping",
 }
-# Built by the recipe, so a second one in the launcher's file is left out.
+# Built by the recipe, so those in the launcher's file are ignored.
 BUILT_BY_THE_RECIPE = ("optimizer", "scheduler")
 DEVICES_TO_OFFLOAD_TO = ("none", "cpu")
 
@@ -40,11 +40,11 @@ DEVICES_TO_OFFLOAD_TO = ("none", "cpu")
 def deepspeed_settings(
     config: Config, plan: Plan, strategy: str, precision: str, *, params: int = ZERO_REDUCE_BUCKET
 ) -> Settings:
-    """DeepSpeed's configuration for a model of `params` parameters."""
+    """Return DeepSpeed's configuration for a model of `params` parameters."""
     bucket = zero_reduce_bucket(params)
     defaults = {
         "zero_optimization": {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket},
-        # torch's fused AdamW works on the offloaded state as it is; DeepSpeed's own would be compiled first.
+        # torch's fused AdamW works on offloaded state; DeepSpeed's own optimizer would be compiled first.
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,
@@ -58,7 +58,7 @@ def deepspeed_settings(
 
 
 def _recipe_settings(config: Config, plan: Plan, strategy: str, precision: str) -> Settings:
-    """What the recipe decides."""
+    """Return the settings that the recipe determines."""
     return {
         "train_batch_size": plan.global_batch,
         "train_micro_batch_size_per_gpu": plan.micro_batch,
@@ -71,20 +71,19 @@ def _recipe_settings(config: Config, plan: Plan, strategy: str, precision: str) 
 
 
 def _offload_settings(offload: str) -> Settings:
-    if offload == "none":  # the launcher may still ask for it
+    if offload == "none":  # the launcher may still set it
         return {}
     to_cpu = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     return {"offload_optimizer": to_cpu} | ({"offload_param": to_cpu} if offload == "params" else {})
 
 
 def check_offload(offload: str, strategy: str) -> None:
-    """Raise `UserError` for offloading that `strategy` cannot do."""
+    """Raise `UserError` if `strategy` does not support this offload."""
     needed = {"none": "", "optimizer": "zero", "params": "zero3"}[offload]
     if not strategy.startswith(needed):
         stages = "zero3" if needed == "zero3" else "zero1, zero2 or zero3"
         raise UserError(
-            f"parallel.offload = {offload!r}: the strategy is {strategy!r}, which cannot do that; "
-            f"set parallel.strategy to {stages}"
+            f"parallel.offload = {offload!r}: not supported by strategy {strategy!r}; set parallel.strategy to {stages}"
         )
 
 
@@ -92,7 +91,7 @@ def check_offload(offload: str, strategy: str) -> None:
 
 
 def launcher_settings() -> Settings:
-    """What the launcher's flags and its DeepSpeed file say; what they leave to `auto` is left out."""
+    """Return the settings of the launcher's flags and its DeepSpeed file, without those that are `auto`."""
     flags: Settings = {}
     for variable, key in LAUNCHER_VARIABLES.items():
         if (value := os.environ.get(variable)) is not None:
@@ -102,38 +101,38 @@ def launcher_settings() -> Settings:
     for part in ("offload_optimizer", "offload_param"):
         device = settings.get("zero_optimization", {}).get(part, {}).get("device", "none")
         if device not in DEVICES_TO_OFFLOAD_TO:
-            raise UserError(f"The launcher's {part} to {device!r}: checkpoints need it to be one of none, cpu")
+            raise UserError(f"Launcher setting {part}.device = {device!r}: not supported; must be one of none, cpu")
     return settings
 
 
 def launcher_stage() -> int:
-    """The ZeRO stage that the launcher asks for, given that it asks for DeepSpeed; accelerate's default is 2."""
+    """Return the ZeRO stage of a launcher that uses DeepSpeed; accelerate's default is 2."""
     stage = launcher_settings().get("zero_optimization", {}).get("stage", 2)
     if stage not in (0, 1, 2, 3):
-        raise UserError(f"The launcher's ZeRO stage {stage!r}: must be one of 0, 1, 2, 3")
+        raise UserError(f"Launcher ZeRO stage {stage!r}: must be one of 0, 1, 2, 3")
     return stage
 
 
-def overruled_settings(config: Config, plan: Plan, strategy: str, precision: str) -> list[str]:
-    """`key = value (recipe: value)` for each setting of the launcher that gives way to the recipe; not the stage."""
+def overridden_settings(config: Config, plan: Plan, strategy: str, precision: str) -> list[str]:
+    """Return `key = value (recipe: value)` per launcher setting that the recipe overrides, except the stage."""
     launcher = _flat(launcher_settings())
     recipe = _flat(_recipe_settings(config, plan, strategy, precision))
     if config.batch.micro == "auto":
         recipe |= dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto")
     recipe.pop("zero_optimization.stage")
-    overruled = [
+    overridden = [
         f"{key} = {launcher[key]} (recipe: {value})"
         for key, value in recipe.items()
         if key in launcher and launcher[key] != value
     ]
-    return overruled + [f"its {name}" for name in BUILT_BY_THE_RECIPE if any(k.startswith(name) for k in launcher)]
+    return overridden + [f"its {name}" for name in BUILT_BY_THE_RECIPE if any(k.startswith(name) for k in launcher)]
 
 
 def _read_file(path: str) -> Settings:
     try:
         settings = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
-        raise UserError(f"The launcher's DeepSpeed file {path} cannot be read: {error}") from None
+        raise UserError(f"Cannot read the launcher's DeepSpeed file {path}: {error}") from None
     if not isinstance(settings, dict):
         raise UserError(f"The launcher's DeepSpeed file {path}: must be a JSON object")
     return settings
@@ -168,7 +167,7 @@ def _without_auto(settings: Settings) -> Settings:
 
 
 def import_deepspeed() -> Any:
-    """DeepSpeed, kept from guessing, from compiling what training never calls, and from talking."""
+    """Import DeepSpeed with the device set, without compiling ops that training never calls, and without its logs."""
     on_cpu = not torch.cuda.is_available()
     if on_cpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -176,13 +175,13 @@ def import_deepspeed() -> Any:
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     if on_cpu:
-        # Else every first run on a machine compiles shared-memory collectives for minutes; only inference uses them.
+        # Otherwise the first run on a host compiles shared-memory collectives for minutes; only inference uses them.
         deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
     return deepspeed
 
 
 def check_engine(engine: Any, config: Config, plan: Plan) -> None:
-    """Raise `UserError` where the engine that DeepSpeed built does not do what the plan says."""
+    """Raise `UserError` if the engine that DeepSpeed built does not match the plan."""
     pairs = {
         "batch.global": (plan.global_batch, engine.train_batch_size()),
         "batch.micro": (plan.micro_batch, engine.train_micro_batch_size_per_gpu()),
@@ -191,4 +190,4 @@ def check_engine(engine: Any, config: Config, plan: Plan) -> None:
     }
     wrong = [f"{name} = {ours}, but {theirs} in DeepSpeed" for name, (ours, theirs) in pairs.items() if ours != theirs]
     if wrong:
-        raise UserError(f"DeepSpeed's engine disagrees with the recipe: {'; '.join(wrong)}")
+        raise UserError(f"DeepSpeed's engine does not match the recipe: {'; '.join(wrong)}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from vit_scale.checkpoints.run_dir import write_text
+from vit_scale.files import write_text
 from vit_scale.recipe import flatten, load_recipe
 from vit_scale.sweep.command import command_for_recipe
 from vit_scale.sweep.spec import Sweep

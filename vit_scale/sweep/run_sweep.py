@@ -10,8 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from vit_scale.checkpoints.run_dir import write_text
 from vit_scale.errors import UserError
+from vit_scale.files import write_text
 from vit_scale.sweep.command import build_command
 from vit_scale.sweep.display import Display
 from vit_scale.sweep.results import ranked, table, write_best

@@ -194,7 +194,7 @@ class Task(ABC):
 
     @abstractmethod
     def build(self) -> nn.Module:
-        """Construct the model: what is wrapped, sharded, averaged and saved."""
+        """Construct the model: what is wrapped, sharded, averaged and saved. The backbone is initialized afterwards."""
 
     @abstractmethod
     def inputs(self, batch: Batch, step: int) -> Inputs:

@@ -5,29 +5,23 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-
-from vit_scale.errors import UserError
-from vit_scale.files import describe_write_error, replacing
+from vit_scale.checkpoints.final_weights import write_final_weights
 from vit_scale.format import duration
-from vit_scale.strategies.shards import gather
 from vit_scale.train.run import Run
 
 
 def finish(run: Run, seconds: float) -> None:
     """Write the final weights and the summary of a run that took `seconds`, and print it; every rank must call it."""
-    files = save_weights(run)
+    files = write_final_weights(run.state, run.folder, is_main=run.state.engine.rank == 0)
     run.close()
     for problem in (run.checkpoints.problem(), *run.loaders.problems()):
         if problem:
             run.record.terminal.info(problem)
     summary = run.record.summary
-    run.record.weights([Path(name) for name in files])
+    run.record.weights(files)
     sync = run.record.close(finished=True, seconds=round(seconds, 1))
     rows = _results(run, summary) | {"best": _best(run), "time": _time(seconds, summary)}
-    rows["weights"] = ", ".join(files)
+    rows["weights"] = ", ".join(map(str, files))
     rows["logs"] = f"{run.folder}/metrics.jsonl, summary.json"
     run.record.terminal.summary(rows, _next_commands(run.folder, sync))
 
@@ -41,35 +35,6 @@ def _next_commands(folder: Path, sync: str | None) -> dict[str, str]:
         f"python launch/predict.py {quoted} IMAGE": "predict your own images",
     }
     return commands | ({sync: "upload to W&B"} if sync else {})
-
-
-def save_weights(run: Run) -> list[str]:
-    """model.safetensors and, with EMA, model_ema.safetensors; returns their paths."""
-    state = run.state
-    weights = state.shards.state_dict()
-    sets = {"model.safetensors": weights}
-    if state.ema is not None:
-        pieces = state.ema.pieces()
-        shapes = {name: weights[name].shape for name in state.shards.params}
-        sets["model_ema.safetensors"] = weights | gather(pieces, shapes, run.device)
-    for name, tensors in sets.items():
-        if run.accelerator.is_main_process:
-            _write({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, run.folder / name)
-    return [str(run.folder / name) for name in sets]
-
-
-def _write(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    with replacing(path) as partial:
-        try:
-            save_file(tensors, partial)
-            partial.chmod(0o644)  # safetensors makes its files readable by their owner only
-        except (OSError, SafetensorError) as error:
-            size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-            reason = describe_write_error(error, path.parent, {partial.name: size})
-            raise UserError(
-                f"{path} could not be written: {reason}.\n"
-                "Training is complete. Free some disk space and rerun the same command to write the weights."
-            ) from error
 
 
 def _results(run: Run, summary: dict[str, float]) -> dict[str, str]:

@@ -6,24 +6,23 @@ read at logged steps only.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict
 from signal import Signals
 
-import torch
+from torch import Tensor
 
 from vit_scale.data.batch import Batch
 from vit_scale.errors import UserError
 from vit_scale.models.interface import backbone_of
 from vit_scale.recipe import to_tree
 from vit_scale.record.record import RecordShow
-from vit_scale.strategies.guarded_step import apply_update
 from vit_scale.strategies.norms import weight_norm
+from vit_scale.strategies.processes import wait_for_all
 from vit_scale.tasks.evaluate import evaluate
 from vit_scale.train.meter import Meter
-from vit_scale.train.optim.optimizer import set_learning_rate
 from vit_scale.train.run import Run
 from vit_scale.train.signals import EXIT_STATUS, Interrupt
+from vit_scale.train.update import update
 
 
 def train(run: Run) -> int:
@@ -36,8 +35,7 @@ def train(run: Run) -> int:
         for batches in meter.timed(run.steps()):
             if is_logged(run, state.step + 1):
                 meter.watch_update()
-            parts, norm = update(run, batches)
-            state.step += 1
+            parts, norm = take_step(run, batches)
             meter.add(parts, norm)
             run.record.terminal.advance(state.step)
             last = state.step == run.plan.steps
@@ -53,6 +51,15 @@ def train(run: Run) -> int:
             if signal and not last:
                 return stop_early(run, signal)
     return 0
+
+
+def take_step(run: Run, batches: list[Batch]) -> tuple[dict[str, Tensor], Tensor]:
+    """Take the next step of a run; return the parts of the loss and the gradient norm, on the device."""
+    state, config = run.state, run.config
+    lr, seed, clip_norm = run.lr_at(state.step), config.run.seed, config.optim.clip_norm
+    parts, norm = update(run.task, state, batches, lr=lr, seed=seed, clip_norm=clip_norm)
+    state.step += 1
+    return parts, norm
 
 
 def after_first_step(run: Run, batch: Batch) -> None:
@@ -74,30 +81,6 @@ def is_logged(run: Run, step: int) -> bool:
     return step == run.plan.steps or step % options.log_every == 0 or step % options.eval_every == 0
 
 
-def update(run: Run, batches: list[Batch]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Update the weights once from the micro-batches of this rank; returns the parts of the loss and the norm."""
-    state, config, task = run.state, run.config, run.task
-    seed_everything(config.run.seed, state.step, run.accelerator.process_index)
-    set_learning_rate(state.optimizer, run.lr_at(state.step))
-    sums: dict[str, torch.Tensor] = {}
-    for batch in batches:
-        inputs = task.inputs(batch, state.step)
-        with run.accelerator.accumulate(state.wrapped):
-            parts = task.loss(state.wrapped(*inputs.args), inputs)
-            run.accelerator.backward(parts["loss"])
-        sums = {k: sums[k] + v.detach() if k in sums else v.detach() for k, v in parts.items()}
-    norm = apply_update(state, run.accelerator, config.optim.clip_norm)
-    if state.ema is not None:
-        state.ema.update(state.step)
-    return {name: value / len(batches) for name, value in sums.items()}, norm
-
-
-def seed_everything(seed: int, step: int, rank: int) -> None:
-    """Make the draws of dropout and stochastic depth a function of (seed, step, rank)."""
-    digest = hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=7).digest()
-    torch.manual_seed(int.from_bytes(digest, "little"))
-
-
 def log(run: Run, meter: Meter) -> None:
     """Read the device, record the metrics, and stop a run that has diverged."""
     if not meter.steps:
@@ -105,19 +88,19 @@ def log(run: Run, meter: Meter) -> None:
     metrics = meter.read()
     run.record.terminal.progress(run.state.step, metrics)
     run.record.log(run.state.step, metrics)
-    if int(run.state.bad_in_a_row.item()) >= run.config.run.max_skipped_steps:
+    if int(run.state.consecutive_skipped_steps.item()) >= run.config.run.max_skipped_steps:
         raise divergence_error(run, meter, metrics)
 
 
 def divergence_error(run: Run, meter: Meter, metrics: dict[str, float]) -> UserError:
     """Describe a run whose steps are not finite any more; every rank must call it."""
-    last, skipped = run.state.step, int(run.state.bad_in_a_row.item())
+    last, skipped = run.state.step, int(run.state.consecutive_skipped_steps.item())
     first = last - skipped + 1
     finite = "none" if meter.finite_norm is None else f"{meter.finite_norm.item():.3g}"
     return UserError(
         f"Training diverged: non-finite loss or gradient for {skipped} consecutive steps ({first:,}-{last:,}): "
         f"learning rate {metrics['train/lr']:.2e}, gradient norm {metrics['train/grad_norm']} (last finite: {finite}), "
-        f"weight norm {weight_norm(run.state.shards, run.device):.4g}.\n"
+        f"weight norm {weight_norm(run.state.engine.shards, run.device):.4g}.\n"
         f"The weights are unchanged since before step {first:,}; last checkpoint from before it: "
         f"{run.checkpoints.good or 'none'}.\n"
         "To recover, set run.resume to it with a new run.dir, and try a lower optim.lr, a longer warmup or "
@@ -176,7 +159,7 @@ def stop_early(run: Run, signal: Signals) -> int:
     """Stop cleanly after a signal, and print how to resume."""
     run.close()
     # A launcher ends all processes once the first has left; the main one must have finished its checkpoint by then.
-    run.accelerator.wait_for_everyone()
+    wait_for_all()
     saved = run.checkpoints.problem() or f"Checkpoint saved to {run.folder}/checkpoints."
     run.record.terminal.info(f"Received {signal.name}: stopped after step {run.state.step:,}. {saved}")
     run.record.terminal.info("Rerun the same command to resume.")

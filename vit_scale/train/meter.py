@@ -53,7 +53,7 @@ class Meter:
 
     def watch_update(self) -> None:
         """Measure the next weight update; called before steps that are logged."""
-        self.watch = UpdateWatch(self.run.state.shards, self.run.device)
+        self.watch = UpdateWatch(self.run.state.engine.shards, self.run.device)
 
     def add(self, parts: dict[str, torch.Tensor], norm: torch.Tensor) -> None:
         """Add the parts of the loss and the gradient norm of a step."""
@@ -74,11 +74,11 @@ class Meter:
             "images": step * run.plan.global_batch,
             "train/loss": losses.pop("loss"),
             "train/lr": run.lr_at(step - 1),
-            "train/weight_decay": max(group["weight_decay"] for group in run.state.optimizer.param_groups),
+            "train/weight_decay": max(group["weight_decay"] for group in run.state.engine.optimizer.param_groups),
             "train/grad_norm": self.norm.item(),
             "train/param_norm": param_norm,
             "train/update_norm": update_norm,
-            "train/bad_steps": run.state.bad_steps.item(),
+            "train/skipped_steps": run.state.skipped_steps.item(),
         }
         metrics |= {f"train/loss_{name}": value for name, value in losses.items()}
         metrics |= self._speed() | memory(run.device)
@@ -89,7 +89,7 @@ class Meter:
         """Return mean losses, weight norm and norm of the last weight update: one reduction, one synchronization."""
         world = dist.get_world_size() if dist.is_initialized() else 1
         losses = torch.stack([loss.double() / (self.steps * world) for loss in self.sums.values()])
-        watch = self.watch or UpdateWatch(self.run.state.shards, self.run.device)
+        watch = self.watch or UpdateWatch(self.run.state.engine.shards, self.run.device)
         sums = torch.cat([losses, watch.squares()])
         self.watch = None
         if world > 1:

@@ -1,9 +1,10 @@
-"""How many images fit into a forward pass, and of those sizes the fastest: found by trying on the device itself."""
+"""Choose the micro-batch: the fastest size that fits in memory, tried on the engine itself."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import psutil
 import torch
@@ -11,47 +12,83 @@ import torch.distributed as dist
 
 from vit_scale.config import Config
 from vit_scale.cost.activations import Precision, vit_activations
-from vit_scale.models.interface import ImageModel
+from vit_scale.errors import UserError
+from vit_scale.models.interface import backbone_of
+from vit_scale.schedule import Plan
+from vit_scale.strategies.strategy import Engine
+from vit_scale.tasks.task import Task
 
 Trial = Callable[[int], float | None]
-"""Images per second at a micro batch, or None where it does not fit."""
+"""Return images per second with a micro-batch size, or None if it does not fit."""
 
-# Of two sizes that differ by less the larger one is taken: it accumulates less often.
-AS_FAST = 0.97
-# Weights are there when sizes are tried; gradients come with the trial; two moments and the EMA come later.
-BYTES_TO_COME = 12
+# Pick the largest size within 3% of the fastest: it needs fewer accumulation steps.
+SPEED_TOLERANCE = 0.97
 
 
-def choose_micro_batch(asked: int | str, local_batch: int, trial: Trial, *, even: bool) -> tuple[int, str | None]:
-    """The micro batch, and a line for the user where it is not what was asked for.
+class DoesNotFit(UserError):
+    """Not even the smallest micro-batch fits in memory."""
 
-    `auto` tries the divisors of `local_batch` upwards until one does not fit, and takes the fastest. A number is
-    tried, and halved until it fits. With `even` only even sizes are tried, as mixing pairs neighbours.
+    def __init__(self, size: int) -> None:
+        super().__init__(
+            f"batch.micro: a micro-batch of {size} does not fit in memory.\n"
+            "Try parallel.activation_checkpointing=full, parallel.precision=bf16, parallel.strategy=zero3 "
+            "(with parallel.offload=optimizer if needed), or a smaller model or model.img_size."
+        )
+
+
+def resolve_micro_batch(
+    config: Config, plan: Plan, task: Task, engine: Engine, precision: Precision
+) -> tuple[Plan, str | None]:
+    """Return `plan` with the micro-batch to use, and a message if it is smaller than requested; all ranks must call it.
+
+    On a CPU all sizes are about equally fast, so `auto` uses the plan's, and nothing is tried if it certainly fits.
     """
-    sizes = [s for s in range(1, local_batch + 1) if local_batch % s == 0 and (not even or s % 2 == 0)] or [local_batch]
-    if isinstance(asked, int):
-        return _largest_that_fits(asked, sizes, trial)
+    on_cpu = engine.device.type == "cpu"
+    if on_cpu and fits_in_host_memory(config, backbone_of(engine.model), plan.micro_batch, precision):
+        return plan, None
+    requested = plan.micro_batch if on_cpu else config.batch.micro
+    trial = trial_on_engine(engine, task)
+    local_batch = plan.global_batch // plan.processes
+    micro_batch, message = choose_micro_batch(requested, local_batch, trial, multiple=task.multiple)
+    plan = plan.with_micro_batch(micro_batch)
+    engine.set_micro_batch(plan)
+    return plan, message
+
+
+def choose_micro_batch(
+    requested: int | str, local_batch: int, trial: Trial, *, multiple: int
+) -> tuple[int, str | None]:
+    """Return the micro-batch, and a message if it is smaller than requested; raise `DoesNotFit` if none fits.
+
+    `auto` tries increasing divisors of `local_batch` until one does not fit, and picks the fastest. A number is tried
+    and halved until it fits. Sizes are multiples of `multiple` if possible.
+    """
+    divisors = [size for size in range(1, local_batch + 1) if local_batch % size == 0]
+    sizes = [size for size in divisors if size % multiple == 0] or [local_batch]
+    if isinstance(requested, int):
+        return _largest_fitting(requested, sizes, trial)
     speeds: dict[int, float] = {}
-    for size in _at_least_doubling(sizes):
+    for size in _doubling_sizes(sizes):
         speed = trial(size)
         if speed is None:
             break
         speeds[size] = speed
     if not speeds:
-        raise MemoryError(f"not even {sizes[0]} images fit into a forward pass")
+        raise DoesNotFit(sizes[0])
     fastest = max(speeds.values())
-    return max(size for size, speed in speeds.items() if speed >= AS_FAST * fastest), None
+    return max(size for size, speed in speeds.items() if speed >= SPEED_TOLERANCE * fastest), None
 
 
-def _largest_that_fits(asked: int, sizes: list[int], trial: Trial) -> tuple[int, str | None]:
-    for size in sorted({asked, *(s for s in sizes if s <= asked // 2)}, reverse=True):
+def _largest_fitting(requested: int, sizes: list[int], trial: Trial) -> tuple[int, str | None]:
+    for size in sorted({requested, *(s for s in sizes if s <= requested // 2)}, reverse=True):
         if trial(size) is not None:
-            note = f"batch.micro = {asked} does not fit into memory: {size} is used, with more accumulation."
-            return size, note if size < asked else None
-    raise MemoryError(f"not even {sizes[0]} images fit into a forward pass")
+            message = f"batch.micro = {requested} does not fit in memory: using {size} with more accumulation steps."
+            return size, message if size < requested else None
+    raise DoesNotFit(sizes[0])
 
 
-def _at_least_doubling(sizes: list[int]) -> list[int]:
+def _doubling_sizes(sizes: list[int]) -> list[int]:
+    """Return sizes that at least double, and the largest."""
     chosen: list[int] = []
     for size in sizes:
         if not chosen or size >= 2 * chosen[-1] or size == sizes[-1]:
@@ -59,62 +96,76 @@ def _at_least_doubling(sizes: list[int]) -> list[int]:
     return chosen
 
 
-def trial_on_device(model: ImageModel, device: torch.device, precision: str, *, repeats: int = 3) -> Trial:
-    """A trial that runs forward and backward passes of `model` on `device`, with room held for what comes later."""
+def trial_on_engine(engine: Engine, task: Task, *, repeats: int = 3) -> Trial:
+    """Return a trial that runs forward and backward passes with the loss of `task`; all ranks must call it.
+
+    Memory of state that the first step allocates is reserved meanwhile. A trial leaves no gradient and changes neither
+    weights, buffers, optimizer state nor random numbers. It fits only if it fits on every rank.
+    """
 
     def trial(size: int) -> float | None:
         from accelerate.utils.memory import should_reduce_batch_size
 
-        buffers = [b.clone() for b in model.buffers()]
+        speed = 0.0
         try:
-            return _images_per_second(model, size, device, precision, repeats)
-        except RuntimeError as error:
-            if not should_reduce_batch_size(error):
+            with _unchanged(engine):
+                speed = _images_per_second(engine, task, size, repeats)
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError) and not should_reduce_batch_size(error):
                 raise
-            return None
-        finally:
-            model.zero_grad(set_to_none=True)
-            for buffer, before in zip(model.buffers(), buffers, strict=True):
-                buffer.copy_(before)
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
+        if engine.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return min_over_ranks(speed, engine.device) or None
 
     return trial
 
 
-def _images_per_second(model: ImageModel, size: int, device: torch.device, precision: str, repeats: int) -> float:
-    params = sum(p.numel() for p in model.parameters())
-    held = torch.empty(BYTES_TO_COME * params, dtype=torch.uint8, device=device)
-    images = torch.zeros(size, model.in_chans, *model.img_size, device=device)
-    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+@contextmanager
+def _unchanged(engine: Engine) -> Iterator[None]:
+    """Restore buffers and random number generators."""
+    devices = [engine.device] if engine.device.type == "cuda" else []
+    buffers = [(buffer, buffer.clone()) for buffer in engine.model.buffers()]
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+
+
+def _images_per_second(engine: Engine, task: Task, size: int, repeats: int) -> float:
+    reserved = torch.empty(engine.future_bytes(), dtype=torch.uint8, device=engine.device)
+    batch = task.example_batch(size, backbone_of(engine.model).img_size)
     best = float("inf")
     for _ in range(repeats):
         start = time.perf_counter()
-        with torch.autocast(device.type, dtype=half, enabled=half is not None):
-            outputs = model(images)
-        outputs.float().sum().backward()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        with engine.trying():
+            task.before_update([batch], 0, engine)
+            inputs = task.inputs(batch, 0)
+            engine.backward(task.loss(engine(*inputs.args), inputs)["loss"])
+        if engine.device.type == "cuda":
+            torch.cuda.synchronize(engine.device)
         best = min(best, time.perf_counter() - start)
-    del held
+    del reserved
     return size / best
 
 
-def surely_fits_in_host_memory(config: Config, model: ImageModel, size: int, precision: Precision) -> bool:
-    """Whether the activations of `size` images need less than half of the memory that is free, by the closed form."""
+def fits_in_host_memory(config: Config, model: object, size: int, precision: Precision) -> bool:
+    """Return whether the activations of `size` images need less than half of the free memory, by the closed form."""
     variant = getattr(model, "variant", None)
-    if variant is None:  # timm's models are not counted here
+    if variant is None:  # activations of timm models are not counted
         return True
-    kept = vit_activations(
+    per_image = vit_activations(
         variant, precision=precision, activation_checkpointing=config.parallel.activation_checkpointing
     )
-    return size * kept.total < 0.5 * psutil.virtual_memory().available
+    return size * per_image.total < 0.5 * psutil.virtual_memory().available
 
 
-def smallest_of_all(size: int, device: torch.device) -> int:
-    """The smallest `size` over all processes: a process with less memory decides."""
+def min_over_ranks(value: float, device: torch.device) -> float:
+    """Return the smallest `value` of all ranks."""
     if not dist.is_initialized():
-        return size
-    agreed = torch.tensor([size], device=device)
+        return value
+    agreed = torch.tensor([value], dtype=torch.float64, device=device)
     dist.all_reduce(agreed, op=dist.ReduceOp.MIN)
-    return int(agreed.item())
+    return agreed.item()

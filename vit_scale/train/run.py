@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,9 +19,6 @@ from vit_scale.tasks.task import Task
 from vit_scale.train.loaders import Loaders
 from vit_scale.train.state import TrainState
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
 
 @dataclass
 class Run:
@@ -32,7 +28,6 @@ class Run:
     plan: Plan
     folder: Path
     task: Task
-    accelerator: Accelerator
     state: TrainState
     loaders: Loaders
     checkpoints: CheckpointFolder
@@ -44,7 +39,7 @@ class Run:
 
     @property
     def device(self) -> torch.device:
-        return self.accelerator.device
+        return self.state.engine.device
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of a step."""

@@ -39,16 +39,17 @@ def train_recipe(config: Config, recipe: str, task_type: type[Task] | None = Non
     # In parallel with the import of torch. After it, a fork would copy locked locks of its threads and save no time.
     check = BackgroundCheck(config.model, in_background="torch" not in sys.modules) if is_main_process() else None
     from vit_scale.checkpoints.run_lock import release
-    from vit_scale.strategies.processes import rejoin_after_restart
-    from vit_scale.strategies.rank_failure import LOST_STATUS, is_lost_process, tell_of_loss
-    from vit_scale.train.build import RunFinished, build_run
+    from vit_scale.strategies.processes import init_group_after_restart
+    from vit_scale.strategies.rank_failure import RANK_FAILURE_EXIT_CODE, is_rank_failure, report_rank_failure
+    from vit_scale.train.build import build_run
     from vit_scale.train.finish import finish
     from vit_scale.train.loop import train
+    from vit_scale.train.open_run import RunFinished
 
     run = None
     started = time.perf_counter()
     try:
-        rejoin_after_restart(config.parallel.timeout_seconds)
+        init_group_after_restart(config.parallel.timeout_seconds)
         run = build_run(config, recipe, check, task_type=task_type)
         gc.enable()
         if run.device.type == "cpu":
@@ -60,14 +61,14 @@ def train_recipe(config: Config, recipe: str, task_type: type[Task] | None = Non
     except RunFinished as finished:
         if is_main_process():
             print(finished)
-        return Outcome(0, finished.folder)
+        return Outcome(0, finished.run_dir)
     except RuntimeError as error:
-        if not is_lost_process(error):
+        if not is_rank_failure(error):
             raise
         if run is not None:
             run.checkpoints.abandon()
-        tell_of_loss(error, run.folder if run else None, config.parallel.timeout_seconds)
-        return Outcome(LOST_STATUS, run.folder if run else None)
+        report_rank_failure(error, run.folder if run else None, config.parallel.timeout_seconds)
+        return Outcome(RANK_FAILURE_EXIT_CODE, run.folder if run else None)
     finally:
         gc.enable()
         if run is not None:

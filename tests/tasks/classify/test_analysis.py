@@ -17,7 +17,7 @@ from vit_scale.tasks.classify.confusion import Confusion
 
 LOGGED = {
     "step", "epoch", "images", "train/loss", "train/lr", "train/weight_decay", "train/grad_norm", "train/param_norm",
-    "train/update_norm", "train/bad_steps", "speed/images_per_second", "speed/mfu", "speed/data_wait",
+    "train/update_norm", "train/skipped_steps", "speed/images_per_second", "speed/mfu", "speed/data_wait",
     "memory/process_gb",
 }  # fmt: skip
 

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 import vit_scale
-from vit_scale.checkpoints.reader import restore
+from vit_scale.checkpoints.reader import Checkpoint
 from vit_scale.checkpoints.writer import CheckpointFolder
 from vit_scale.config import OptimConfig
-from vit_scale.strategies.shards import Replicated
+from vit_scale.strategies.replicated import PlainEngine
 from vit_scale.train.optim.muon import Muon, orthogonal, orthogonal_together
 from vit_scale.train.optim.optimizer import build_optimizer, parameter_groups
 from vit_scale.train.state import TrainState
@@ -100,14 +100,14 @@ def test_it_learns() -> None:
     assert losses[-1] < 0.1 < 1.0 < losses[0]
 
 
-def test_going_on_from_a_checkpoint_is_bit_identical(tmp_path: Path) -> None:
+def test_resume_is_bit_identical(tmp_path: Path) -> None:
     state, other = fresh_state(seed=0), fresh_state(seed=1)
     train(state, steps=3)
     folder = CheckpointFolder(tmp_path, keep=1, rank=0, world=1, session="one")
     folder.save(state, {"plan": {}})
     folder.close()
-    restore(other, tmp_path / "checkpoints/step-00000003")
-    assert {len(entries) for entries in other.optimizer.state.values()} == {1, 3}, "no more state than there was"
+    other.restore(Checkpoint(tmp_path / "checkpoints/step-00000003"))
+    assert {len(entries) for entries in other.engine.optimizer.state.values()} == {1, 3}, "no more state than there was"
     train(state, steps=2)
     train(other, steps=2)
     for a, b in zip(state.model.parameters(), other.model.parameters(), strict=True):
@@ -118,7 +118,7 @@ def fresh_state(seed: int) -> TrainState:
     torch.manual_seed(seed)
     model = vit_scale.create_model("vit_mu", num_classes=3)
     optimizer = build_optimizer(model, OptimConfig(name="muon", lr=0.01, adamw_lr=0.003))
-    return TrainState(model, model, optimizer, Replicated(model, optimizer, 0, 1))  # type: ignore[arg-type]
+    return TrainState(PlainEngine(model, optimizer))
 
 
 def train(state: TrainState, steps: int) -> None:
@@ -126,6 +126,6 @@ def train(state: TrainState, steps: int) -> None:
         torch.manual_seed(state.step)
         images = torch.randn(6, 3, *state.model.img_size)
         state.model(images).square().sum().backward()
-        state.optimizer.step()
-        state.optimizer.zero_grad()
+        state.engine.optimizer.step()
+        state.engine.optimizer.zero_grad()
         state.step += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from torch import Tensor, nn
 
 from vit_scale.config import ModelConfig, with_current_names
 from vit_scale.errors import UserError
+from vit_scale.models.interface import full_shape
 from vit_scale.models.timm_models import TimmModel
 from vit_scale.models.variants import TIMM_PREFIX, resolve_variant
+from vit_scale.models.weights.init import Editing
 from vit_scale.models.weights.read import StateDict, is_hub_name, read_hub, read_weights
 from vit_scale.models.weights.resample import (
     Grid,
@@ -56,7 +59,9 @@ class WeightsReport:
         return "\n".join(lines)
 
 
-def load_weights(model: nn.Module, source: str | Path, *, grid: Grid | None = None) -> WeightsReport:
+def load_weights(
+    model: nn.Module, source: str | Path, *, grid: Grid | None = None, editing: Editing = nullcontext
+) -> WeightsReport:
     """Load weights into a model and say what was kept, resized, skipped and left as initialised.
 
     `source`: a safetensors or torch file, the folder of a run (finished or not) or of a checkpoint (the average if it
@@ -66,15 +71,18 @@ def load_weights(model: nn.Module, source: str | Path, *, grid: Grid | None = No
     for a lone file where it is neither square nor of the model's proportions.
     """
     weights = _read_own_hub_weights(model, source) if _is_own_hub_name(model, source) else read_weights(source)
-    return fit_weights(model, weights, source=str(source), grid=grid or _grid_of_run(Path(source)))
+    grid = grid or _grid_of_run(Path(source))
+    return fit_weights(model, weights, source=str(source), grid=grid, editing=editing)
 
 
-def fit_weights(model: nn.Module, weights: StateDict, *, source: str, grid: Grid | None = None) -> WeightsReport:
+def fit_weights(
+    model: nn.Module, weights: StateDict, *, source: str, grid: Grid | None = None, editing: Editing = nullcontext
+) -> WeightsReport:
     """`load_weights` for tensors that are already in memory."""
     report = WeightsReport(source=source)
-    own = model.state_dict()
+    own = _own_tensors(model, editing)
     fitted = {}
-    for name, tensor in _fit_to_image(model, weights, report, grid).items():
+    for name, tensor in _fit_to_image(model, own, weights, report, grid).items():
         if name not in own:
             report.skipped[name] = "the model has no such tensor"
         elif tensor.shape == own[name].shape:
@@ -88,8 +96,29 @@ def fit_weights(model: nn.Module, weights: StateDict, *, source: str, grid: Grid
     report.initialised |= {name: "not among the weights" for name in own if name not in weights}
     if not report.kept:
         raise UserError(f"model.weights = {source}: not one tensor fits the model; they were made by another one.")
-    model.load_state_dict(fitted, strict=False)
+    sharded = _sharded(model)
+    model.load_state_dict({name: tensor for name, tensor in fitted.items() if name not in sharded}, strict=False)
+    for name, parameter in sharded.items():
+        if name in fitted:
+            with torch.no_grad(), editing(parameter) as full:
+                full.copy_(fitted[name])
     return report
+
+
+def _sharded(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in model.named_parameters() if full_shape(p) != p.shape}
+
+
+def _own_tensors(model: nn.Module, editing: Editing) -> StateDict:
+    """Return the tensors of a model; of sharded ones only the shape, except position embeddings."""
+    own = model.state_dict()
+    for name, parameter in _sharded(model).items():
+        if name == "pos_embed":
+            with editing(parameter) as full:
+                own[name] = full.detach().clone()
+        else:
+            own[name] = torch.empty(full_shape(parameter), device="meta")
+    return own
 
 
 def _is_own_hub_name(model: nn.Module, source: str | Path) -> bool:
@@ -149,9 +178,10 @@ def _first_convolution(model: nn.Module) -> str:
     return f"{published.get('first_conv', 'patch_embed.proj')}.weight"
 
 
-def _fit_to_image(model: nn.Module, weights: StateDict, report: WeightsReport, grid: Grid | None) -> StateDict:
+def _fit_to_image(
+    model: nn.Module, own: StateDict, weights: StateDict, report: WeightsReport, grid: Grid | None
+) -> StateDict:
     """The weights with positions and patch convolution fitted to the model's images."""
-    own = model.state_dict()
     new_grid = _grid(model)
     fitted = dict(weights)
     for name, tensor in ((name, tensor) for name, tensor in weights.items() if name in own):

@@ -7,11 +7,14 @@ directions apart equally (as in the first layer of Keller Jordan's airbench for 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
 
 from vit_scale.errors import UserError
+from vit_scale.models.weights.init import Editing
 
 TOKEN_STD = 1.0
 """Standard deviation of a token's numbers, of patches like those that the projection was made from."""
@@ -20,7 +23,7 @@ _FLOOR = 1e-2
 
 
 @torch.no_grad()
-def whiten_patches(model: nn.Module, images_BCHW: Tensor) -> None:
+def whiten_patches(model: nn.Module, images_BCHW: Tensor, editing: Editing = nullcontext) -> None:
     """Set the patch projection of `model` to one that whitens the patches of these images, normalised as in training.
 
     Draws from torch's generator: a rotation mixes the whitened directions into the width of a token.
@@ -35,4 +38,5 @@ def whiten_patches(model: nn.Module, images_BCHW: Tensor) -> None:
     whitening = (vectors / (variances + _FLOOR).sqrt())[:, -kept:].T
     rotation, _ = torch.linalg.qr(torch.randn(proj.out_channels, kept))
     scale = TOKEN_STD * (proj.out_channels / kept) ** 0.5
-    proj.weight.copy_((scale * rotation @ whitening).view_as(proj.weight))
+    with editing(proj.weight) as weight:
+        weight.copy_((scale * rotation @ whitening).view_as(weight))

@@ -10,7 +10,7 @@ from vit_scale.config import Config
 from vit_scale.data.batch import Batch, DataInfo
 from vit_scale.data.mixing import Mixing
 from vit_scale.errors import UserError
-from vit_scale.models import create_from_config
+from vit_scale.models import construct_from_config
 from vit_scale.schedule import Plan
 from vit_scale.tasks.classify.evaluator import ClassificationEvaluator
 from vit_scale.tasks.classify.image_grids import MAX_IN_BATCH, batch_grid
@@ -37,7 +37,7 @@ class Classification(Task):
         self.multiple = 2 if config.augment.mixup or config.augment.cutmix else 1
 
     def build(self) -> nn.Module:
-        model = create_from_config(self.config.model, num_classes=self.num_classes, in_chans=self.in_chans)
+        model = construct_from_config(self.config.model, num_classes=self.num_classes, in_chans=self.in_chans)
         self.mixing = self._make_mixing(model)
         return model
 

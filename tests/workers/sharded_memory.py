@@ -1,0 +1,77 @@
+"""Measures the memory of building and saving a model on each rank.
+
+`sharded_memory.py CASES`: for each {"strategy": name, "depth": blocks} of a JSON list, every rank prints a line
+`memory RANK {"params", "largest", "build", "held", "save", "checksum"}`: parameters of the model and of its largest
+tensor, peak bytes while it is built and while all full tensors are gathered, bytes that the rank keeps of it, and a
+checksum of the gathered initial weights (rank 0 only).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from typing import Any
+
+from torch import nn
+
+from vit_scale.cost.measured import peak_bytes
+from vit_scale.data.batch import DataInfo
+from vit_scale.launcher import world_size
+from vit_scale.models.interface import full_shape
+from vit_scale.recipe import load_recipe
+from vit_scale.schedule import make_plan
+from vit_scale.strategies.processes import close_processes, reset_accelerate
+from vit_scale.strategies.strategy import make_strategy
+from vit_scale.tasks.classify.classification import Classification
+from vit_scale.train.build_state import build_model, build_state
+
+INFO = DataInfo(images=64, in_chans=1, class_names=tuple("0123456789"))
+
+
+def measure(strategy: str, depth: int, options: list[str]) -> tuple[int, dict[str, Any]]:
+    """Build a model and gather its weights; return the rank and the measurements."""
+    shape = ["model.embed_dim=192", "model.num_heads=3", f"model.depth={depth}"]
+    config = load_recipe("recipes/debug.yaml", [*shape, f"parallel.strategy={strategy}", "ema.decay=0.9", *options])
+    plan = make_plan(config, train_images=64, processes=world_size(), device="cpu")
+    made = make_strategy(config, plan, strategy, "fp32")
+    task = Classification(config, INFO, plan)
+    models: list[nn.Module] = []
+
+    def build() -> nn.Module:
+        model, _ = build_model(task, made, config)
+        made.place(model)
+        models.append(model)
+        return model
+
+    build_peak = peak_bytes(build)
+    sizes = [full_shape(p).numel() for p in models[0].parameters()]
+    held = sum(getattr(p, "ds_tensor", p).numel() for p in models[0].parameters())
+    state = build_state(models[0], made, config, plan)
+    checksum = 0
+    for name, tensor in sorted(state.whole()):
+        if tensor is not None:
+            checksum = zlib.crc32(tensor.contiguous().numpy().tobytes(), zlib.crc32(name.encode(), checksum))
+
+    def save() -> None:
+        for _ in state.whole():
+            pass
+        for _ in state.whole_ema():
+            pass
+
+    save_peak = min(peak_bytes(save) for _ in range(2))
+    reset_accelerate()
+    found = {"params": sum(sizes), "largest": max(sizes), "build": build_peak, "held": held}
+    return made.rank, found | {"save": save_peak, "checksum": checksum}
+
+
+def main() -> None:
+    for case in json.loads(sys.argv[1]):
+        rank, found = measure(case["strategy"], case["depth"], case.get("options", []))
+        sys.stdout.write(f"memory {rank} {json.dumps(case | found)}\n")
+        sys.stdout.flush()
+    close_processes()
+
+
+if __name__ == "__main__":
+    main()

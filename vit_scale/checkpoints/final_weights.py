@@ -1,0 +1,45 @@
+"""Final weights of a finished run: model.safetensors and, with an EMA, model_ema.safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from vit_scale.checkpoints.host_copies import HostCopies, Tensors
+from vit_scale.checkpoints.pieces import Snapshot
+from vit_scale.checkpoints.run_weights import FINAL
+from vit_scale.errors import UserError
+from vit_scale.files import describe_write_error, replacing
+
+
+def write_final_weights(snapshot: Snapshot, run_dir: Path, *, is_main: bool) -> list[Path]:
+    """Write the final weights to `run_dir` and return their paths; all ranks must call it.
+
+    Rank 0 collects every tensor before it writes the first file: if a write fails, no rank waits for it.
+    """
+    copies = HostCopies()
+    weights = copies.take("raw", snapshot.whole())
+    ema = copies.take("ema", snapshot.whole_ema())
+    paths = [run_dir / FINAL["raw"]]
+    if is_main:
+        _write(weights, paths[0])
+    if ema:
+        paths.append(run_dir / FINAL["ema"])
+        _write(weights | ema, paths[1])
+    return paths
+
+
+def _write(tensors: Tensors, path: Path) -> None:
+    with replacing(path) as partial:
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
+            partial.chmod(0o644)  # safetensors makes its files readable by their owner only
+        except (OSError, SafetensorError) as error:
+            size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+            reason = describe_write_error(error, path.parent, {partial.name: size})
+            raise UserError(
+                f"{path} could not be written: {reason}.\n"
+                "Training is complete. Free some disk space and rerun the same command to write the weights."
+            ) from error
