@@ -108,12 +108,12 @@ def test_certain_predictions_fall_into_the_last_bin_and_none_is_lost() -> None:
 
 @pytest.mark.parametrize(
     ("confidence", "hits", "said"),
-    [(90, 90, "taken at its word"), (95, 60, "35.0 points more confident"), (60, 95, "35.0 points less confident")],
+    [(90, 90, "well calibrated"), (95, 60, "35.0 points more confident"), (60, 95, "35.0 points less confident")],
 )
 def test_the_note_says_which_way_a_model_errs(confidence: float, hits: float, said: str) -> None:
     calibration = Calibration([100.0], [confidence], [hits])
     assert said in calibration.note()
-    assert "100 images a rough figure" in calibration.note()
+    assert "rough estimate from 100 images" in calibration.note()
 
 
 def test_no_images_are_no_error() -> None:

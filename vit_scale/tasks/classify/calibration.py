@@ -1,7 +1,7 @@
-"""Whether a model's confidence can be believed: of the predictions made with 80 %, are 80 % right?
+"""Calibration: are 80% of the predictions made with 80% confidence correct?
 
-Guo et al. 2017, "On Calibration of Modern Neural Networks" (arXiv:1706.04599): predictions are sorted into bins by
-their confidence; the expected calibration error is the gap between confidence and accuracy, averaged over predictions.
+Guo et al. 2017, "On Calibration of Modern Neural Networks" (arXiv:1706.04599): predictions are binned by
+confidence; the expected calibration error is the gap between confidence and accuracy, averaged over predictions.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _FEW_IMAGES = 1000
 
 @dataclass(frozen=True)
 class Calibration:
-    """Sums for each bin of confidence, from 0 to 1."""
+    """Sums per confidence bin, from 0 to 1."""
 
     counts: list[float]
     confidences: list[float]
     """Sum of the confidences in each bin."""
     hits: list[float]
-    """Predictions of each bin that were right."""
+    """Correct predictions in each bin."""
 
     @property
     def error(self) -> float:
-        """The expected calibration error."""
+        """Expected calibration error."""
         gaps = [abs(conf - hit) for conf, hit in zip(self.confidences, self.hits, strict=True)]
         return sum(gaps) / max(1.0, sum(self.counts))
 
@@ -37,22 +37,22 @@ class Calibration:
         return (sum(self.confidences) - sum(self.hits)) / max(1.0, sum(self.counts))
 
     def note(self) -> str:
-        """What the error means, in a line."""
+        """Describe the error in one line."""
         images = sum(self.counts)
-        caution = f"; of {images:,.0f} images a rough figure" if images < _FEW_IMAGES else ""
+        caution = f" (rough estimate from {images:,.0f} images)" if images < _FEW_IMAGES else ""
         if self.error < _WELL_CALIBRATED:
-            return f"confidence can be taken at its word{caution}"
+            return f"well calibrated{caution}"
         direction = "more" if self.overconfidence > 0 else "less"
-        return f"on average {100 * abs(self.overconfidence):.1f} points {direction} confident than right{caution}"
+        return f"on average {100 * abs(self.overconfidence):.1f} points {direction} confident than accurate{caution}"
 
 
 def bin_sums(confidence_B: torch.Tensor, hit_B: torch.Tensor, weight_B: torch.Tensor) -> torch.Tensor:
-    """Counts, confidences and hits of a batch by bin, [3, BINS]; bins are open below and closed above."""
+    """Return counts, confidences and hits of a batch per bin, [3, BINS]; bins are open below and closed above."""
     bins_B = (confidence_B.double() * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
     rows_3B = torch.stack((weight_B, confidence_B.double() * weight_B, hit_B.double() * weight_B))
     return torch.zeros(3, BINS, dtype=torch.float64, device=rows_3B.device).index_add_(1, bins_B, rows_3B)
 
 
 def from_sums(sums: torch.Tensor) -> Calibration:
-    """Calibration from sums over all batches and processes."""
+    """Return the calibration from sums over all batches and processes."""
     return Calibration(*sums.tolist())

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 
 
 def classification_loss(kind: str, logits_BC: torch.Tensor, targets_BC: torch.Tensor) -> torch.Tensor:
-    """Mean loss over images. `targets_BC` are probabilities (mixing and smoothing are already in them).
+    """Return the mean loss over images. `targets_BC` are probabilities, with mixing and smoothing applied.
 
-    `binary` asks of each class on its own whether it is there, as in DeiT III: any class with a share in the target
-    counts as present, and the mean is over classes too.
+    `binary` treats each class as a separate binary label, as in DeiT III: a class is present if its target is above
+    zero, and the mean is over classes, too.
     """
     logits_BC = logits_BC.float()
     if kind == "binary":
