@@ -126,7 +126,9 @@ def test_animation_gives_its_first_frame(encode: Encode) -> None:
         assert np.abs(decode(data)[4, 4].astype(int) - [255, 0, 0]).max() <= 1
 
 
-def test_grayscale_and_color_are_converted_to_the_channels_of_the_model(photographs: list[np.ndarray], encode: Encode) -> None:
+def test_grayscale_and_color_are_converted_to_the_channels_of_the_model(
+    photographs: list[np.ndarray], encode: Encode
+) -> None:
     gray = np.asarray(Image.fromarray(photographs[0]).convert("L"))
     for kind in ("jpeg", "png"):
         options = {"quality": 98, "subsampling": 0} if kind == "jpeg" else {}
