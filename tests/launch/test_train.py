@@ -160,7 +160,7 @@ def test_output_says_in_words_what_is_trained_and_what_to_do_next(digits: tuple[
     for part in (
         "parameters",
         "MMACs",
-        "training and",
+        "training images, ",
         "images an update =",
         "epochs",
         "fp32",

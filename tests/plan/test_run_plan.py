@@ -114,7 +114,7 @@ def test_source_of_unknown_size_asks_for_it() -> None:
 
 
 def test_size_of_digits_is_that_of_the_data_itself() -> None:
-    from vit_scale.data.sources.table_source import open_data
+    from vit_scale.data.data import open_data
 
     for fraction in (0.1, 0.2, 0.25):
         data = {"source": "embedded:digits", "val_fraction": fraction}

@@ -15,7 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import vit_scale
-from vit_scale.data.loading.loaders import Batch
+from vit_scale.data.batch import Batch
 from vit_scale.data.mixing import Mixing
 from vit_scale.data.normalize import Normalize
 from vit_scale.data.progressive import Progressive
@@ -82,7 +82,7 @@ def test_update_on_a_gpu_never_asks_it_for_a_number(root: Path, monkeypatch: pyt
         for step in range(3):
             state.step = step
             images, labels = torch.zeros(16, 1, 8, 8, dtype=torch.uint8), torch.zeros(16, dtype=torch.int64)
-            batches = [Batch(images, labels, np.arange(16) + start) for start in (0, 16)]  # type: ignore[arg-type]
+            batches = [Batch(images, {"label": labels}, np.arange(16) + start) for start in (0, 16)]  # type: ignore[arg-type]
             meter.add(*update(run, batches))  # type: ignore[arg-type]
     assert meter.steps == 3
     assert meter.norm is not None
