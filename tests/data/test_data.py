@@ -21,8 +21,8 @@ from vit_scale.errors import UserError
 
 def level(source: Any, index: int) -> int:
     """Return the level of all pixels of an image of `image_folder`."""
-    picture = open_image(source.read(index).image, 3)
-    return int(picture.crop((0, 0, picture.width, picture.height), (1, 1))[0, 0, 0])
+    image = open_image(source.read(index).image, 3)
+    return int(image.crop((0, 0, image.width, image.height), (1, 1))[0, 0, 0])
 
 
 def contents(data: Data) -> set[tuple[int, int]]:

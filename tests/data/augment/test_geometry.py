@@ -1,4 +1,4 @@
-"""One drawn geometry moves image, mask and boxes alike."""
+"""One drawn geometry moves image, mask and boxes identically."""
 
 from __future__ import annotations
 
