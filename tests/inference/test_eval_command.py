@@ -213,7 +213,7 @@ def test_a_broken_picture_is_named_or_left_out(pictures: Path, resnet: Path, tmp
         (["{resnet}", "--model", "timm/test_vit", "--data", "{pictures}"], "not the weights of timm/test_vit"),
         (["{run}", "--model", "timm/resnet18"], "the run .* knows its model"),
         (["{run}", "--data", "{pictures}"], "classes that the model does not know"),
-        (["{run}", "--split", "tset"], "no such split"),
+        (["{run}", "--split", "tset"], "split not found"),
         (["{run}", "--weights", "best"], "invalid choice"),
         (["{run}", "--data", "{empty}"], "no images"),
         (["{run}", "--json", "no/such/folder/e.json"], "does not exist"),

@@ -16,8 +16,11 @@ from safetensors.torch import load_file, save_file
 
 import vit_scale
 from vit_scale.checkpoints.run_weights import RunWeights, find_run_weights
-from vit_scale.data.loading.loaders import EvalLoader
-from vit_scale.data.sources.table_source import open_data
+from vit_scale.data.augment.transforms import EvalTransform
+from vit_scale.data.data import open_data
+from vit_scale.data.loading.loaders import EvalLoader, Loading
+from vit_scale.data.sampling import EvalIndices
+from vit_scale.data.targets import ClassTarget
 from vit_scale.errors import UserError
 from vit_scale.models import create_model
 
@@ -100,10 +103,10 @@ def test_the_average_is_put_together_from_the_shards_of_several_processes(unfini
 def test_the_transform_shows_the_model_what_evaluation_shows_it(trained_run: Path) -> None:
     run = vit_scale.load_run(trained_run)
     source = open_data(run.config.data, seed=0).val
-    size = {"img_size": run.model.img_size, "in_chans": 1, "batch": 8}
-    images, _, _ = next(iter(EvalLoader(source, augment=run.config.augment, rank=0, world=1, workers=0, **size)))
+    transform, indices = EvalTransform(run.config.augment, run.model.img_size), EvalIndices(images=len(source), batch=8)
+    batch = next(iter(EvalLoader(source, transform, indices, ClassTarget(), Loading(channels=1))))
     ours = torch.stack([run.transform(source.read(i).image) for i in range(8)])
-    assert torch.equal(ours, run.transform.normalize(images))
+    assert torch.equal(ours, run.transform.normalize(batch.images))
 
 
 def test_paths_pillow_images_arrays_and_bytes_are_alike(trained_run: Path, tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_output_describes_the_run_and_next_steps(digits: tuple[Path, str]) -> No
     for part in (
         "parameters",
         "MMACs",
-        "training",
+        "training images, ",
         "accumulation step",
         "epochs",
         "fp32",

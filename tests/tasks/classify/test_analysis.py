@@ -23,28 +23,28 @@ LOGGED = {
 
 
 def batches(classes: int, count: int = 3, size: int = 40) -> list[tuple[torch.Tensor, ...]]:
-    """(images, logits, labels, weights), the last ten of each padding."""
+    """(images, logits, labels, real), the last ten of each padding."""
     random = torch.Generator().manual_seed(0)
     made = []
     for number in range(count):
         images = torch.full((size, 1, 2, 2), number, dtype=torch.uint8)
         images[:, 0, 0, 0] = torch.arange(size)
         labels = torch.randint(classes, (size,), generator=random)
-        weights = (torch.arange(size) < size - 10).float()
-        made.append((images, torch.randn(size, classes, generator=random), labels, weights))
+        real = torch.arange(size) < size - 10
+        made.append((images, torch.randn(size, classes, generator=random), labels, real))
     return made
 
 
-def real(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def unpadded(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(part[:-10] for part in batch)
 
 
 def test_confusion_equals_that_of_scikit_learn_without_padding() -> None:
     confusion = Confusion(7)
-    for _, logits, labels, weights in batches(7):
-        confusion.add(labels, logits.argmax(1), weights > 0)
+    for _, logits, labels, real in batches(7):
+        confusion.add(labels, logits.argmax(1), real)
     table = confusion.table(3, "raw", list("abcdefg"))
-    kept = [real(batch) for batch in batches(7)]
+    kept = [unpadded(batch) for batch in batches(7)]
     labels, predicted = torch.cat([b[2] for b in kept]), torch.cat([b[1].argmax(1) for b in kept])
     assert table.counts == confusion_matrix(labels, predicted, labels=range(7)).tolist()
 
@@ -63,7 +63,7 @@ def test_mistakes_are_the_wrong_images_of_highest_loss() -> None:
     losses = []
     for batch in batches(5):
         inspection.add(batch[0], batch[1], batch[2], batch[3])
-        _, logits, labels, _ = real(batch)
+        _, logits, labels, _ = unpadded(batch)
         wrong = logits.argmax(1) != labels
         losses += torch.nn.functional.cross_entropy(logits, labels, reduction="none")[wrong].tolist()
     mistakes = inspection.mistakes()
@@ -88,8 +88,8 @@ def test_fixed_images_are_one_of_each_of_the_first_classes_and_never_padding() -
 
 def test_images_survive_the_loader_using_its_memory_again() -> None:
     inspection = Inspection(5)
-    images, logits, labels, weights = batches(5)[0]
-    inspection.add(images, logits, labels, weights)
+    images, logits, labels, real = batches(5)[0]
+    inspection.add(images, logits, labels, real)
     before = [mistake.image.clone() for mistake in inspection.mistakes()]
     images.fill_(255)
     assert all(torch.equal(m.image, image) for m, image in zip(inspection.mistakes(), before, strict=True))

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from vit_scale.data.batch import Batch
 from vit_scale.tasks.classify.calibration import BINS, Calibration, bin_sums, from_sums
 from vit_scale.tasks.classify.evaluator import Evaluation, score
 
@@ -37,13 +38,13 @@ def labels() -> torch.Tensor:
 
 
 def run(logits: torch.Tensor, labels: torch.Tensor, relabel: torch.Tensor | None = None, batch: int = 16) -> Evaluation:
-    """In batches with padding of weight 0 at the end, as the loader makes them."""
+    """Score batches with padding at the end, as the loader yields them."""
     batches = []
     for start in range(0, len(labels), batch):
         places = torch.arange(start, start + batch)
         real = places < len(labels)
-        places = places.where(real, 0)
-        batches.append((places, labels[places].where(real, 0), real.float()))
+        indices = places.where(real, 0)
+        batches.append(Batch(indices, {"label": labels[indices].where(real, 0)}, places.where(real, -1)))
     cpu = torch.device("cpu")
     return score(Lookup(logits), batches, lambda images: images, class_names=NAMES, device=cpu, relabel=relabel)
 
