@@ -24,7 +24,7 @@ Tree = dict[str, Any]
 _ADAPTER = TypeAdapter(Config)
 
 
-# ---------------------------------------------------------------------------------------------------------- reading
+# -------------------------------------------------------------------------------------------------------------- reading
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -130,7 +130,7 @@ def merge(below: Tree, above: Tree) -> Tree:
     return merged
 
 
-# -------------------------------------------------------------------------------------------------------- overrides
+# ------------------------------------------------------------------------------------------------------------ overrides
 
 
 def _parse_override(text: str) -> Iterator[tuple[str, Any]]:
@@ -163,7 +163,7 @@ def _accepts_text(key: str) -> bool:
     return annotation is str or (str in typing.get_args(annotation) and not is_list)
 
 
-# --------------------------------------------------------------------------------------------------- renamed options
+# ------------------------------------------------------------------------------------------------------ renamed options
 
 
 RENAMED = {
@@ -192,7 +192,7 @@ def _current_name(section: str, name: str) -> str:
     return name if key in all_options() else RENAMED.get(key, key).removeprefix(f"{section}.")
 
 
-# --------------------------------------------------------------------------------------------------- error messages
+# ------------------------------------------------------------------------------------------------------- error messages
 
 
 def all_options() -> dict[str, Any]:
@@ -265,7 +265,7 @@ def _nearest_choice(problems: list[Any]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-# ------------------------------------------------------------------------------------------- conflicting options
+# -------------------------------------------------------------------------------------------------- conflicting options
 
 
 def _check_conflicts(config: Config) -> None:
@@ -307,7 +307,7 @@ def _check_warmup(config: Config) -> None:
             raise UserError(f"schedule.warmup_{unit} = {warmup:g}: must be at most schedule.{unit} = {length:g}")
 
 
-# ------------------------------------------------------------------------------------------------------------ writing
+# -------------------------------------------------------------------------------------------------------------- writing
 
 
 def to_tree(config: Config) -> Tree:
