@@ -81,13 +81,13 @@ def table(results: Sequence[Result], sweep: Sweep) -> Table:
     return shown
 
 
-def write_best(folder: Path, best: Result, sweep: Sweep, options: Sequence[str], trials: int) -> Path:
+def write_best(directory: Path, best: Result, sweep: Sweep, options: Sequence[str], trials: int) -> Path:
     """Write `best.yaml`, the sweep's recipe as `base:` with the options of the best trial; returns its path."""
-    path = folder / "best.yaml"
+    path = directory / "best.yaml"
     pairs = [*(f"{key}={value}" for key, value in best.values.items()), *options]
     keys = [pair.removeprefix("--").partition("=")[0] for pair in pairs]
     merged = flatten(load_recipe(sweep.recipe, pairs))
-    tree: dict[str, Any] = {"base": os.path.relpath(sweep.recipe, folder)}
+    tree: dict[str, Any] = {"base": os.path.relpath(sweep.recipe, directory)}
     for key in keys:
         section, name = key.split(".")
         tree.setdefault(section, {})[name] = merged[key]

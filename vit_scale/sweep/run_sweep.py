@@ -23,18 +23,18 @@ from vit_scale.sweep.spec import Sweep
 FIXED = ("method", "metric", "parameters", "early_terminate", "command", "program")
 
 
-def run_sweep(sweep: Sweep, folder: Path, *, count: int | None, options: Sequence[str] = (), seed: int = 0) -> int:
-    """Run `sweep` in `folder` until it has `count` trials; returns the exit code.
+def run_sweep(sweep: Sweep, directory: Path, *, count: int | None, options: Sequence[str] = (), seed: int = 0) -> int:
+    """Run `sweep` in `directory` until it has `count` trials; returns the exit code.
 
     `options` (`a.b=value`) are passed to every trial. After an interruption, the same call resumes the sweep.
     """
     total = total_trials(sweep, count)
     build_command(sweep, {})  # fail on an unsupported macro before anything is written
-    open_sweep_dir(folder, sweep, options)
-    search = Search(sweep, folder, seed)
+    open_sweep_dir(directory, sweep, options)
+    search = Search(sweep, directory, seed)
     done = search.done
     display = Display(sweep.metric.name, total, done)
-    session = Session(sweep, folder, search, display, options)
+    session = Session(sweep, directory, search, display, options)
     try:
         with display, signals_as_interrupt(signal.SIGTERM, signal.SIGHUP):
             session.run(total - done)
@@ -61,20 +61,20 @@ def total_trials(sweep: Sweep, count: int | None) -> int:
     return min(total, size) if size is not None else total
 
 
-def open_sweep_dir(folder: Path, sweep: Sweep, options: Sequence[str]) -> None:
+def open_sweep_dir(directory: Path, sweep: Sweep, options: Sequence[str]) -> None:
     """Create the sweep directory, or check that the existing one belongs to the same sweep."""
     fixed = {key: sweep.source.get(key) for key in FIXED} | {"options": list(options)}
     requested = json.loads(json.dumps(fixed, default=str))
-    record = folder / "sweep.json"
+    record = directory / "sweep.json"
     if not record.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
         write_text(record, json.dumps(requested, indent=1) + "\n")
         return
     existing = json.loads(record.read_text())
     changed = [key for key in requested if existing.get(key) != requested[key]]
     if changed:
         raise UserError(
-            f"{folder} contains a sweep with a different {', '.join(changed)}.\n"
+            f"{directory} contains a sweep with a different {', '.join(changed)}.\n"
             "Choose another directory with --dir, or delete it to start from scratch."
         )
 
@@ -83,7 +83,7 @@ def conclude(session: Session) -> None:
     """Print the ranked table; if a trial has finished, write the plot and the best recipe."""
     from vit_scale.sweep.plot import write_plot
 
-    sweep, folder, display = session.sweep, session.folder, session.display
+    sweep, directory, display = session.sweep, session.directory, session.display
     results = ranked(session.search.study, sweep.metric.goal)
     if results:
         display.console.print(table(results, sweep))
@@ -92,9 +92,9 @@ def conclude(session: Session) -> None:
         display.info(f"{len(session.failures)} failed: {trials}. Rerun the same command to try them again.")
     if session.search.best is None:
         return
-    plot = folder / "plot.html"
+    plot = directory / "plot.html"
     write_plot(plot, results, sweep)
-    best = write_best(folder, results[0], sweep, session.options, trials=session.search.done)
+    best = write_best(directory, results[0], sweep, session.options, trials=session.search.done)
     display.info(f"Plot  {plot}\nBest  {best}  ({sweep.metric.name} {results[0].value:.4f})")
 
 

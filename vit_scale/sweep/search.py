@@ -21,14 +21,14 @@ RANDOM_STARTUP_TRIALS = 5
 class Search:
     """Suggests values and records results; an interrupted trial is suggested again first."""
 
-    def __init__(self, sweep: Sweep, folder: Path, seed: int = 0) -> None:
+    def __init__(self, sweep: Sweep, directory: Path, seed: int = 0) -> None:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.sweep = sweep
         self.study: Study = optuna.create_study(
             study_name="sweep",
-            storage=f"sqlite:///{folder / 'study.db'}",
+            storage=f"sqlite:///{directory / 'study.db'}",
             load_if_exists=True,
             direction=sweep.metric.goal,
             pruner=_pruner(sweep.early),

@@ -27,7 +27,7 @@ class Session:
     """Runs the trials that the search suggests, one at a time."""
 
     sweep: Sweep
-    folder: Path
+    directory: Path
     search: Search
     display: Display
     options: Sequence[str] = ()
@@ -55,11 +55,11 @@ class Session:
 
     def _run_one(self, trial: Trial, values: dict[str, Any]) -> None:
         self.trial = trial.number
-        folder = self.folder / trial_name(trial.number)
-        _check_not_training(folder)
+        directory = self.directory / trial_name(trial.number)
+        _check_not_training(directory)
         varied = {key: value for key, value in values.items() if key in self.sweep.varied}
-        self.display.begin(trial.number, varied, resumed=(folder / "config.yaml").exists())
-        outcome = self._train(trial, values, folder)
+        self.display.begin(trial.number, varied, resumed=(directory / "config.yaml").exists())
+        outcome = self._train(trial, values, directory)
         if outcome.kind == "finished" and outcome.value is not None:
             self.search.finish(trial, outcome.value)
         elif outcome.kind == "stopped":
@@ -67,13 +67,13 @@ class Session:
         else:
             self.search.fail(trial, outcome.problem)
         self.display.end(trial.number, outcome, self.search.best)
-        self._count_failure(outcome, folder / "output.log")
+        self._count_failure(outcome, directory / "output.log")
 
-    def _train(self, trial: Trial, values: dict[str, Any], folder: Path) -> Outcome:
+    def _train(self, trial: Trial, values: dict[str, Any], directory: Path) -> Outcome:
         quiet = ["track.wandb=disabled"] if self.sweep.wandb == "auto" else []
         return run_trial(
-            build_command(self.sweep, values, [*quiet, *self.options, f"run.dir={folder}"]),
-            folder,
+            build_command(self.sweep, values, [*quiet, *self.options, f"run.dir={directory}"]),
+            directory,
             self.sweep.metric.name,
             judge=lambda iteration, value: self.search.report(trial, iteration, value),
             show=self.display.progress,
@@ -97,10 +97,10 @@ class Session:
             )
 
 
-def _check_not_training(folder: Path) -> None:
-    process = find_trainer(folder)
+def _check_not_training(directory: Path) -> None:
+    process = find_trainer(directory)
     if process is not None:
         raise UserError(
-            f"{folder} is in use by process {process}, from another or a killed sweep in this directory.\n"
+            f"{directory} is in use by process {process}, from another or a killed sweep in this directory.\n"
             f"Wait for it, or stop it with `kill {process}` (it saves a checkpoint), then rerun the same command."
         )

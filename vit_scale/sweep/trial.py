@@ -45,8 +45,8 @@ class Watch:
     _seen: tuple[int, int] = (0, 0)
 
     @classmethod
-    def of(cls, folder: Path, metric: str) -> Watch:
-        return cls(folder / "metrics.jsonl", metric, [], {})
+    def of(cls, directory: Path, metric: str) -> Watch:
+        return cls(directory / "metrics.jsonl", metric, [], {})
 
     def refresh(self) -> bool:
         """Read the file again; returns False if it has not changed."""
@@ -74,21 +74,21 @@ class Watch:
 
 def run_trial(
     command: Sequence[str],
-    folder: Path,
+    directory: Path,
     metric: str,
     *,
     judge: Callable[[int, float], bool],
     show: Callable[[int, float | None], None],
     stopping: Callable[[], None],
 ) -> Outcome:
-    """Run `command`, which trains in `folder`, until it ends or `judge` returns True for an evaluation.
+    """Run `command`, which trains in `directory`, until it ends or `judge` returns True for an evaluation.
 
     `judge` receives the number of the evaluation, from 0, and its value; `show` receives the step and the last value.
     On Ctrl-C, `stopping` is called, the run is stopped, and KeyboardInterrupt is raised again.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    watch = Watch.of(folder, metric)
-    with (folder / "output.log").open("a") as log:
+    directory.mkdir(parents=True, exist_ok=True)
+    watch = Watch.of(directory, metric)
+    with (directory / "output.log").open("a") as log:
         try:
             process = _start(command, log)
         except OSError as error:
@@ -101,7 +101,7 @@ def run_trial(
             raise
     if stopped:
         return Outcome("stopped", watch.values[-1])
-    return _outcome(process.returncode, watch, folder / "output.log")
+    return _outcome(process.returncode, watch, directory / "output.log")
 
 
 def _start(command: Sequence[str], log: IO[str]) -> subprocess.Popen[bytes]:
@@ -160,11 +160,11 @@ def _outcome(status: int, watch: Watch, log: Path) -> Outcome:
     return Outcome("finished", watch.values[-1])
 
 
-def find_trainer(folder: Path) -> int | None:
-    """Return the ID of a process that is training in `folder`, started by a killed or a second sweep, or None."""
+def find_trainer(directory: Path) -> int | None:
+    """Return the ID of a process that is training in `directory`, started by a killed or a second sweep, or None."""
     for process in psutil.process_iter(["cmdline", "cwd"]):
         same_cwd = process.info["cwd"] == os.getcwd()
-        if same_cwd and f"run.dir={folder}" in (process.info["cmdline"] or ()):
+        if same_cwd and f"run.dir={directory}" in (process.info["cmdline"] or ()):
             return process.pid
     return None
 
