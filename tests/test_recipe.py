@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -210,6 +211,20 @@ def test_config_of_an_old_run_directory_still_loads(tmp_path: Path) -> None:
     assert (config.optim.adamw_lr, config.augment.no_mix_epochs) == (0.003, 2.0)
     assert (config.run.max_skipped_steps, config.track.images, config.model.kernel) == (7, "never", "math")
     assert build_config(with_current_names(OLD_NAMES)) == config, "meta.json of an old checkpoint"
+
+
+def test_old_run_directory_can_be_resumed_loaded_and_shown(tmp_path: Path) -> None:
+    from vit_scale.checkpoints.run_dir import differing_options
+    from vit_scale.inference.loaded_run import _read_config
+    from vit_scale.page.runs import read_options
+
+    path = write(tmp_path, "config.yaml", yaml.safe_dump(OLD_NAMES))
+    current = build_config(with_current_names(OLD_NAMES))
+    assert differing_options(tmp_path, current) == {}
+    assert _read_config(tmp_path, []) == current
+    assert read_options(path)["optim.adamw_lr"] == 0.003
+    write(tmp_path, "meta.json", json.dumps({"config": OLD_NAMES}))
+    assert _read_config(tmp_path, []) == current, "a checkpoint"
 
 
 def test_current_names_are_left_unchanged() -> None:

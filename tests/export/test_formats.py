@@ -125,7 +125,7 @@ def test_nan_is_a_difference() -> None:
         largest_difference(run, lambda images: run.model(images) * float("nan"))
 
 
-# -------------------------------------------------------------------------------------------------------- model card
+# ----------------------------------------------------------------------------------------------------------- model card
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_code_in_the_model_card_runs(hub: Path, tmp_path: Path, monkeypatch: pyt
     assert printed[0] in "0123456789"
 
 
-# ----------------------------------------------------------------------------------------------------- command
+# -------------------------------------------------------------------------------------------------------------- command
 
 
 def test_command_reports_the_verification(trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

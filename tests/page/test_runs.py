@@ -54,7 +54,7 @@ def test_the_same_run_twice_is_shown_once(here: Path, make_run) -> None:
         ("runs/a/metrics.jsonl", "is not the folder of a run"),
         ("runs/a/nothing", "there is no such run"),
         ("tiny.yaml", "has no run in runs/tiny yet"),
-        ("other.yaml", "there is no such recipe"),
+        ("other.yaml", "recipe not found"),
     ],
 )
 def test_what_is_no_run_is_a_message(here: Path, make_run, argument: str, said: str) -> None:
