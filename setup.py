@@ -28,8 +28,8 @@ REQUIRES = [
     "optuna>=4.0",  # sweeps without an account
 ]
 EXPORT = ["onnx>=1.17", "onnxscript>=0.3", "onnxruntime>=1.20"]
-# selenium drives the Chromium of the system; tensorboard is one of accelerate's trackers.
-TEST = ["pytest>=8.0", "pytest-xdist>=3.5", "selenium>=4.20", "tensorboard>=2.17", *EXPORT]
+# selenium drives the system's Chromium; tensorboard is one of accelerate's trackers; peft adds LoRA layers to models.
+TEST = ["pytest>=8.0", "pytest-xdist>=3.5", "selenium>=4.20", "tensorboard>=2.17", "peft>=0.15", *EXPORT]
 DEV = ["ruff>=0.9", "mypy>=1.14", "types-PyYAML"]
 
 # The kernel for CPUs, once for each kind of vectors. Without a compiler they are left out, and torch's is used.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vit_scale.config import Config
+from vit_scale.config import Config, with_current_names
 from vit_scale.errors import UserError
 from vit_scale.recipe import all_options, build_config, flatten, load_recipe, options_help, to_yaml
 
@@ -43,6 +43,7 @@ def test_nested_parameters_of_a_sweep_are_options_of_a_section(recipe: Path) -> 
         ("batch.globall=4", "batch.global"),
         ("nonsense.key=4", "no such option"),
         ("justaword", "section.name=value"),
+        ("model.attention=flash", "model.attention = flash: this option is now called model.kernel"),
         ("--unknown-flag", "--help"),
         ("optim.lr=fast", "optim.lr = 'fast': must be a number"),
         ("optim.lr=true", "optim.lr = True: must be a number"),
@@ -210,3 +211,20 @@ def test_contract_names_exist() -> None:
     assert set(names) <= set(flatten(Config()))
     sections = list(dict.fromkeys(key.split(".")[0] for key in flatten(Config())))
     assert sections == ["model", "data", "augment", "optim", "schedule", "batch", "ema", "parallel", "run", "track"]
+
+
+def test_a_recipe_with_a_renamed_option_is_rejected_and_a_run_of_an_earlier_version_loads(tmp_path: Path) -> None:
+    text = "model: {attention: math}\nschedule: {steps: 1}\n"
+    with pytest.raises(UserError, match="model.attention = math: this option is now called model.kernel"):
+        load_recipe(write(tmp_path, "recipe.yaml", text))
+    written_by_a_run = write(tmp_path, "config.yaml", text)
+    assert load_recipe(written_by_a_run).model.kernel == "math"
+    assert load_recipe(written_by_a_run, ["model.kernel=auto"]).model.kernel == "auto"
+
+
+def test_current_names_leave_other_options_and_the_tree_itself_alone() -> None:
+    tree = {"model": {"attention": "math", "name": "vit_mu"}, "schedule": {"steps": 1}}
+    assert with_current_names(tree) == {"model": {"kernel": "math", "name": "vit_mu"}, "schedule": {"steps": 1}}
+    assert tree["model"] == {"attention": "math", "name": "vit_mu"}
+    current = {"model": {"kernel": "math"}}
+    assert with_current_names(current) == current

@@ -64,10 +64,10 @@ def test_measuring_without_memory_equals_measuring_with_it() -> None:
     assert saved_bytes(model, (2, 3, 64, 64), "fp32") == real
 
 
-@pytest.mark.parametrize("attention", ["math", "explicit"])
-def test_kernels_that_keep_the_attention_matrix_are_told_apart(attention: str) -> None:
-    model = build_on_meta(lambda: create_model("vit_mu", **SHAPE, attention=attention))
-    acts = vit_activations(model.variant, precision="fp32", attention=attention)
+@pytest.mark.parametrize("kernel", ["math", "explicit"])
+def test_kernels_that_keep_the_attention_matrix_are_told_apart(kernel: str) -> None:
+    model = build_on_meta(lambda: create_model("vit_mu", **SHAPE, kernel=kernel))
+    acts = vit_activations(model.variant, precision="fp32", kernel=kernel)
     assert acts.total == pytest.approx(kept_per_image(model, "fp32"), rel=0.1)
     assert acts.total > vit_activations(model.variant, precision="fp32").total
 

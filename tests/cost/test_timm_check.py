@@ -105,5 +105,5 @@ def test_an_unknown_name_is_the_users_mistake() -> None:
 
 
 def test_a_gpu_kernel_or_weights_file_is_not_needed_to_check() -> None:
-    check = check_against_timm(ModelConfig(name="vit_mu", attention="cudnn", weights="nowhere.safetensors"))
+    check = check_against_timm(ModelConfig(name="vit_mu", kernel="cudnn", weights="nowhere.safetensors"))
     assert check.equal

@@ -49,7 +49,7 @@ def test_mistake_exits_2_without_traceback(launch: Launch, arguments: list[str],
         (["model.num_classes=3"], "the data has 10 classes"),
         (["model.weights=no/such/file.safetensors"], "model.weights"),
         (["augment.rand_augment=rand-x9"], "augment.rand_augment"),
-        (["model.attention=cudnn"], "model.attention"),
+        (["model.kernel=cudnn"], "model.kernel"),
         (["parallel.precision=fp16"], "parallel.precision"),
     ],
 )
