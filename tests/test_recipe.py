@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vit_scale.config import Config
+from vit_scale.config import Config, with_current_names
 from vit_scale.errors import UserError
 from vit_scale.recipe import (
     RENAMED,
@@ -54,6 +54,7 @@ def test_nested_sweep_parameters_are_section_options(recipe: Path) -> None:
         ("batch.globall=4", "batch.global"),
         ("nonsense.key=4", "unknown option"),
         ("justaword", "section.name=value"),
+        ("model.attention=flash", "model.attention = flash: this option is now called model.kernel"),
         ("--unknown-flag", "--help"),
         ("optim.lr=fast", "optim.lr = 'fast': must be a number"),
         ("optim.lr=true", "optim.lr = True: must be a number"),

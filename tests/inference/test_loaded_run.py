@@ -185,3 +185,15 @@ def test_weights_of_another_model_are_refused(trained_run: Path, tmp_path: Path)
     save_file(create_model("vit_mu", depth=1).state_dict(), folder / "model_ema.safetensors")
     with pytest.raises(UserError, match="another architecture|not the weights of vit_mu"):
         vit_scale.load_run(folder)
+
+
+def test_a_run_of_an_earlier_version_loads(trained_run: Path, tmp_path: Path) -> None:
+    """Its options say `model.attention` for what is `model.kernel` today."""
+    folder = Path(shutil.copytree(trained_run, tmp_path / "run"))
+    for path in (folder / "config.yaml", folder / LAST / "meta.json"):
+        text = path.read_text()
+        assert text.count("kernel") == 1
+        path.write_text(text.replace("kernel", "attention"))
+    assert vit_scale.load_run(folder).config.model.kernel == "auto"
+    checkpoint_file = folder / LAST / "model.safetensors"  # Options from the checkpoint's meta.json.
+    assert vit_scale.load_run(checkpoint_file).config.model.kernel == "auto"
