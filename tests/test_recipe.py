@@ -8,17 +8,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vit_scale.config import Config, with_current_names
+from vit_scale.config import RENAMED, Config, with_current_names
 from vit_scale.errors import UserError
 from vit_scale.recipe import (
-    RENAMED,
     all_options,
     build_config,
     flatten,
     load_recipe,
     options_help,
     to_yaml,
-    with_current_names,
 )
 
 RECIPE = "schedule: {epochs: 2}\n"
