@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +44,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--split", metavar="NAME", help="val (default), train, or any split of the data")
     add("--weights", choices=("ema", "raw"), help="of a run: averaged (default, where there are such) or raw")
     add("--model", metavar="NAME", help="the model of a file of weights, such as timm/resnet18")
-    add("--by-number", action="store_true", help="match the classes of data and model by number, not by name")
+    add("--match-by-index", action="store_true", help="match the classes of data and model by number, not by name")
     add("--json", metavar="FILE", help="write the figures to this file")
     add("--out", metavar="FOLDER", help="write pictures and tables here (default: RUN/eval-SPLIT)")
     args, overrides = parser.parse_known_args(argv)
@@ -61,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     from vit_scale.launcher import silence_libraries
 
     silence_libraries()
-    from vit_scale.inference.eval_data import match_classes, open_eval_data
+    from vit_scale.inference.eval_data import fit_classes, open_eval_data
     from vit_scale.inference.evaluate_run import evaluate_run
     from vit_scale.inference.pretrained import load_target
     from vit_scale.strategies.processes import close_processes, join_processes
@@ -70,9 +69,7 @@ def main(argv: Sequence[str]) -> int:
     if loaded.folder is None and args.data is None:
         raise UserError(f"{args.target}: evaluate it on which images? Add --data SOURCE")
     data = open_eval_data(loaded.config, args.data, args.split)
-    relabel = match_classes(data.class_names, loaded.class_names, loaded.model.num_classes, by_number=args.by_number)
-    if not loaded.class_names and len(data.class_names) == loaded.model.num_classes:
-        loaded = replace(loaded, class_names=data.class_names)
+    loaded, relabel = fit_classes(loaded, data, match_by_index=args.match_by_index)
     out = _out_folder(args, loaded, data)
     processes = join_processes()
     try:
