@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from rich.console import Console
+from rich.markup import escape
 from torch import nn
 
 from vit_scale.format import percent
@@ -71,20 +73,19 @@ def print_evaluation(evaluation: Evaluation, about: dict[str, str]) -> None:
     }
     width = max(map(len, rows))
     for name, value in rows.items():
-        console.print(f"{name:<{width}}  {value}", soft_wrap=True)
+        console.print(escape(f"{name:<{width}}  {value}"), soft_wrap=True)
     for table in evaluation.show.tables:
         if not table.matrix:
-            console.print()
-            console.print(_printed(table))
+            _print_table(console, table)
 
 
 def _precise(metric: Metric, value: float) -> str:
     return percent(value, 3) if metric.percent else metric.text(value)
 
 
-def _printed(table: Table) -> Any:
-    """Return the table for the terminal, without rows that have no value in the `weakest` column."""
-    rows, title = table.rows, None
+def _print_table(console: Console, table: Table) -> None:
+    """Print a table, shortened if it is long, without rows that have no value in the `weakest` column."""
+    rows, title = table.rows, table.title
     if table.weakest:
         column = table.columns.index(table.weakest)
         rows = [row for row in rows if row[column] is not None]
@@ -93,10 +94,12 @@ def _printed(table: Table) -> Any:
             rows = sorted(rows, key=lambda row: row[column])
     elif len(rows) > MAX_ROWS:
         title = f"{table.title}: the first {MAX_ROWS} of {len(rows):,}"
-    printed = make_table(*table.headings(), title=title)
+    printed = make_table(*table.headings())
     for row in rows[:MAX_ROWS]:
-        printed.add_row(*table.texts(row))
-    return printed
+        printed.add_row(*map(escape, table.texts(row)))
+    # Not the title of the rich table, which would be wrapped to its width.
+    console.print(f"\n[bold]{escape(title)}[/bold]", soft_wrap=True)
+    console.print(printed)
 
 
 def to_json(evaluation: Evaluation, about: dict[str, str]) -> str:

@@ -18,6 +18,7 @@ from vit_scale.inference.image_transform import ImageTransform
 from vit_scale.models.interface import ImageModel, backbone_of
 from vit_scale.models.variants import TIMM_PREFIX
 from vit_scale.models.weights.load import fit_weights, grid_of
+from vit_scale.models.weights.resample import Grid
 from vit_scale.recipe import build_config, load_recipe
 from vit_scale.tasks import task_class
 from vit_scale.tasks.task import Task
@@ -115,15 +116,29 @@ def build_loaded(
     options = replace(config, model=replace(config.model, attention="auto", num_classes=classes))
     task = (task_type or task_class(config))(options, DataInfo(0, channels, names))
     model = cast(ImageModel, task.build())
-    report = fit_weights(model, state, source=source, grid=grid_of((trained_with or config).model))
-    if report.initialised or report.skipped:
-        tensor, reason = next(iter((report.initialised | report.skipped).items()))
-        raise UserError(f"{source}: not the weights of {name}: {tensor}: {reason}.")
+    _load_all(model, state, name=name, source=source, grid=grid_of((trained_with or config).model))
     transform = ImageTransform(config.augment, backbone_of(model).img_size, *task.normalization)
     model.requires_grad_(False)
     # A model may have more outputs than the data has classes (model.num_classes).
     more = tuple(map(str, range(len(names), classes or 0))) if names else ()
     return LoadedRun(model.eval(), transform, names + more, config, task, source)
+
+
+def _load_all(model: ImageModel, state: StateDict, *, name: str, source: str, grid: Grid | None) -> None:
+    """Load weights into a model, all of which must be used; only those of the backbone are fitted to the image size."""
+    backbone = backbone_of(model)
+    prefix = "" if backbone is model else "backbone."
+    inner = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
+    report = fit_weights(backbone, inner, source=source, grid=grid)
+    if report.initialised or report.skipped:
+        tensor, reason = next(iter((report.initialised | report.skipped).items()))
+        raise UserError(f"{source}: not the weights of {name}: {prefix}{tensor}: {reason}.")
+    if prefix:
+        fitted = {prefix + key: tensor for key, tensor in backbone.state_dict().items()}
+        try:
+            model.load_state_dict(state | fitted)
+        except RuntimeError as error:
+            raise UserError(f"{source}: not the weights of this task: {' '.join(str(error).split())}") from error
 
 
 def leading_size(state: StateDict, model_name: str, layer: str, dim: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Parts of the task interface that have a default."""
+"""The evaluator of means over images."""
 
 from __future__ import annotations
 
