@@ -67,7 +67,7 @@ class BrightnessEvaluator(Means):
 
     def show(self, out: Show) -> None:
         rows = [[f"bin {i}", i / 3] for i in range(25)]
-        out.table(Table("bins", "Errors per bin", ["bin", "error"], rows))
+        out.table(Table("bins", "Errors per [bin]", ["bin", "error"], rows))
         out.image("histogram", lambda: Image.new("L", (9, 9)), title="Histogram", caption="")
 
 
@@ -125,7 +125,7 @@ def test_evaluation_of_another_task_equals_its_definition(
     print_evaluation(evaluation, {"model": "m"})
     out = capsys.readouterr().out
     assert f"error  {expected.item():.4f}" in out
-    assert "Errors per bin: the first 20 of 25" in out
+    assert "Errors per [bin]: the first 20 of 25" in out
     assert "bin 19" in out
     assert "bin 20" not in out
     assert "%" not in out

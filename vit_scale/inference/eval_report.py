@@ -11,7 +11,6 @@ from typing import Any
 
 from PIL import Image
 from rich.console import Console
-from rich.markup import escape
 from torch import nn
 
 from vit_scale.format import percent
@@ -73,7 +72,7 @@ def print_evaluation(evaluation: Evaluation, about: dict[str, str]) -> None:
     }
     width = max(map(len, rows))
     for name, value in rows.items():
-        console.print(escape(f"{name:<{width}}  {value}"), soft_wrap=True)
+        console.print(f"{name:<{width}}  {value}", soft_wrap=True)
     for table in evaluation.show.tables:
         if not table.matrix:
             _print_table(console, table)
@@ -96,9 +95,9 @@ def _print_table(console: Console, table: Table) -> None:
         title = f"{table.title}: the first {MAX_ROWS} of {len(rows):,}"
     printed = make_table(*table.headings())
     for row in rows[:MAX_ROWS]:
-        printed.add_row(*map(escape, table.texts(row)))
+        printed.add_row(*table.texts(row))
     # Not the title of the rich table, which would be wrapped to its width.
-    console.print(f"\n[bold]{escape(title)}[/bold]", soft_wrap=True)
+    console.print(f"\n{title}", style="bold", soft_wrap=True)
     console.print(printed)
 
 
