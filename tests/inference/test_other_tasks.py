@@ -19,7 +19,7 @@ from vit_scale.inference.eval_data import fit_classes, open_eval_data
 from vit_scale.inference.eval_report import print_evaluation, to_json, write_files
 from vit_scale.inference.evaluate_run import evaluate_run
 from vit_scale.inference.prediction import predict
-from vit_scale.models import create_from_config
+from vit_scale.models import construct_from_config
 from vit_scale.recipe import build_config, to_yaml
 from vit_scale.strategies.processes import join_processes
 from vit_scale.tasks.task import Evaluator, Inputs, Means, Metric, Show, Table, Task
@@ -48,7 +48,7 @@ class Brightness(Task):
     metrics = (Metric("error", "error", higher=False, percent=False),)
 
     def build(self) -> nn.Module:
-        return Composite(create_from_config(self.config.model, num_classes=2, in_chans=self.in_chans))
+        return Composite(construct_from_config(self.config.model, num_classes=2, in_chans=self.in_chans))
 
     def inputs(self, batch: Batch, step: int) -> Inputs:
         return Inputs((self.normalized(batch),), {"brightness": _brightness(batch)})

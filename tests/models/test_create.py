@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vit_scale.config import ModelConfig
-from vit_scale.models import create_from_config, create_model
+from vit_scale.models import construct_from_config, create_model
 from vit_scale.models.create import construct_model
 from vit_scale.models.timm_models import create_counterpart
 from vit_scale.models.weights.init import init_weights
@@ -41,8 +41,8 @@ def test_every_parameter_of_a_model_without_a_head_receives_a_gradient() -> None
 
 def test_zero_classes_is_not_as_many_as_the_data_has() -> None:
     sizes = {"num_classes": 7, "in_chans": 3}
-    assert create_from_config(ModelConfig(name="vit_mu", num_classes=0), **sizes).num_classes == 0
-    assert create_from_config(ModelConfig(name="vit_mu"), **sizes).num_classes == 7
+    assert construct_from_config(ModelConfig(name="vit_mu", num_classes=0), **sizes).num_classes == 0
+    assert construct_from_config(ModelConfig(name="vit_mu"), **sizes).num_classes == 7
     timms = create_model("timm/vit_tiny_patch16_224", img_size=32, num_classes=0)
     assert timms.num_classes == 0
     assert timms(torch.randn(1, 3, 32, 32)).shape == (1, 192)
