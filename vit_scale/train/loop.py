@@ -63,7 +63,7 @@ def tell_of_start(run: Run, batch: Batch) -> None:
     """
     if run.check is not None and run.record is not None:
         outcome = run.check.result(run.state.model.num_classes, run.state.model.in_chans)
-        run.screen.say(f"timm check  {outcome.summary()}")
+        run.screen.say(f"timm       {outcome.summary()}")
         run.record.start_trackers(outcome.to_dict())
     if run.state.step == 1:
         show_batch(run, *prepare(run, batch, step=0))
