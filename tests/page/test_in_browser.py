@@ -42,7 +42,7 @@ def test_plots_of_a_trained_run_have_every_logged_value(browser, trained: Path) 
 def test_page_of_a_trained_run_has_model_result_versions_and_check(browser, trained: Path) -> None:
     text = browser.open(trained).text()
     summary = json.loads((trained / "summary.json").read_text())
-    assert "vit_mu on embedded:digits" in text
+    assert "classify: vit_mu on embedded:digits" in text
     assert f"{100 * summary['best/val/top1']:.2f}%" in text
     assert "timm check passed" in text
     assert "Confusion matrix" in text

@@ -147,12 +147,12 @@ def test_probabilities_0_and_1_fall_into_the_outer_bins() -> None:
 
 @pytest.mark.parametrize(
     ("confidence", "hits", "text"),
-    [(90, 90, "well calibrated"), (95, 60, "35.0 points above accuracy"), (60, 95, "35.0 points below accuracy")],
+    [(90, 90, "well calibrated"), (95, 60, "35.0 points more confident"), (60, 95, "35.0 points less confident")],
 )
 def test_calibration_note_has_the_direction_of_the_error(confidence: float, hits: float, text: str) -> None:
     note = Calibration([100.0], [confidence], [hits]).note()
     assert text in note
-    assert "a rough estimate, from 100 images" in note
+    assert "rough estimate from 100 images" in note
 
 
 def test_calibration_without_images_has_a_finite_error() -> None:

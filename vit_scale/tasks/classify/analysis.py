@@ -1,4 +1,4 @@
-"""What is looked at in an evaluation besides its numbers: the worst errors, and a few fixed images."""
+"""Images of an evaluation: the misclassified ones with the highest loss, and a few fixed ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Calibration: are 80% of the predictions made with a confidence of 80% correct?
+"""Calibration: are 80% of the predictions made with 80% confidence correct?
 
-Guo et al. 2017, "On Calibration of Modern Neural Networks" (arXiv:1706.04599): predictions are sorted into bins by
-their confidence; the expected calibration error is the mean gap between confidence and accuracy over predictions.
+Guo et al. 2017, "On Calibration of Modern Neural Networks" (arXiv:1706.04599): predictions are binned by
+confidence; the expected calibration error is the gap between confidence and accuracy, averaged over predictions.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ class Calibration:
 
     counts: list[float]
     confidences: list[float]
-    """Sum of the confidences per bin."""
+    """Sum of the confidences in each bin."""
     hits: list[float]
-    """Correct predictions per bin."""
+    """Correct predictions in each bin."""
 
     @property
     def error(self) -> float:
-        """Return the expected calibration error."""
+        """Expected calibration error."""
         gaps = [abs(conf - hit) for conf, hit in zip(self.confidences, self.hits, strict=True)]
         return sum(gaps) / max(1.0, sum(self.counts))
 
     @property
     def overconfidence(self) -> float:
-        """Return mean confidence minus accuracy."""
+        """Mean confidence minus accuracy."""
         return (sum(self.confidences) - sum(self.hits)) / max(1.0, sum(self.counts))
 
     def note(self) -> str:
-        """Explain the error in one line."""
+        """Describe the error in one line."""
         images = sum(self.counts)
-        caution = f"; a rough estimate, from {images:,.0f} images" if images < _FEW_IMAGES else ""
+        caution = f" (rough estimate from {images:,.0f} images)" if images < _FEW_IMAGES else ""
         if self.error < _WELL_CALIBRATED:
             return f"well calibrated{caution}"
-        direction = "above" if self.overconfidence > 0 else "below"
-        return f"mean confidence {100 * abs(self.overconfidence):.1f} points {direction} accuracy{caution}"
+        direction = "more" if self.overconfidence > 0 else "less"
+        return f"on average {100 * abs(self.overconfidence):.1f} points {direction} confident than accurate{caution}"
 
 
 def bin_sums(confidence_B: torch.Tensor, hit_B: torch.Tensor, weight_B: torch.Tensor) -> torch.Tensor:
@@ -54,5 +54,5 @@ def bin_sums(confidence_B: torch.Tensor, hit_B: torch.Tensor, weight_B: torch.Te
 
 
 def from_sums(sums: torch.Tensor) -> Calibration:
-    """Return the calibration from sums over all batches and ranks."""
+    """Return the calibration from sums over all batches and processes."""
     return Calibration(*sums.tolist())

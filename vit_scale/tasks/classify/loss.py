@@ -7,10 +7,10 @@ import torch.nn.functional as F
 
 
 def classification_loss(kind: str, logits_BC: torch.Tensor, targets_BC: torch.Tensor) -> torch.Tensor:
-    """Return the mean loss over images. `targets_BC` are probabilities after mixing and label smoothing.
+    """Return the mean loss over images. `targets_BC` are probabilities, with mixing and smoothing applied.
 
-    `binary` is one binary decision per class, as in DeiT III: every class with a nonzero target is treated as present,
-    and the mean is over classes too.
+    `binary` treats each class as a separate binary label, as in DeiT III: a class is present if its target is above
+    zero, and the mean is over classes, too.
     """
     logits_BC = logits_BC.float()
     if kind == "binary":
