@@ -92,7 +92,7 @@ class ModelConfig:
     """Attention kernel of scaled_dot_product_attention; `auto`: the fastest, on a CPU a custom one if it was built;
     `explicit`: plain torch operations in the whole model, which can be differentiated twice."""
     init: Literal["trunc_normal", "timm", "jax", "kaiming_patch", "whitened"] = "trunc_normal"
-    """Initialisation: truncated normal 0.02, timm's, JAX's (xavier), Kaiming for the patch convolution, or, in
+    """Initialization: truncated normal 0.02, timm's, JAX's (xavier), Kaiming for the patch convolution, or, in
     training, a patch convolution that whitens the patches of the training images."""
 
 

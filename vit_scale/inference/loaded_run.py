@@ -83,8 +83,8 @@ def build_loaded(
     options = replace(config.model, kernel="auto")
     model = cast(ImageModel, create_from_config(options, num_classes=classes, in_chans=channels or 3))
     report = fit_weights(model, state, source=source, grid=grid_of((trained_with or config).model))
-    if report.initialised or report.skipped:
-        name, why = next(iter((report.initialised | report.skipped).items()))
+    if report.initialized or report.skipped:
+        name, why = next(iter((report.initialized | report.skipped).items()))
         raise UserError(f"{source}: these are not the weights of {config.model.name}: {name}: {why}.")
     mean, std = resolve_normalization(config.data, config.model.name, model.in_chans)
     transform = ImageTransform(config.augment, model.img_size, mean, std)
