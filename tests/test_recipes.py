@@ -119,4 +119,4 @@ def test_second_stage_goes_on_from_the_first_at_a_larger_size(
     assert run_recipe(load_recipe("recipes/vit_base_tune.yaml", large), "recipes/vit_base_tune.yaml") == 0
     said = capsys.readouterr().out
     assert "resized: pos_embed" in said
-    assert "left as initialised" not in said
+    assert "left as initialized" not in said
