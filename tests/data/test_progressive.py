@@ -63,9 +63,9 @@ def test_invalid_phases_are_rejected(phases: list[tuple[float, int]], message: s
 
 
 def test_models_with_a_fixed_size_are_rejected() -> None:
-    with pytest.raises(UserError, match="knows only the model's own image size"):
+    with pytest.raises(UserError, match="supports only the image size of the model"):
         make_progressive(PHASES, 100, model(pos_embed="rope"))
-    with pytest.raises(UserError, match="takes images of one size only"):
+    with pytest.raises(UserError, match="accepts images of one size only"):
         make_progressive([(0.0, 112)], 100, cast(ImageModel, create_model("timm/vit_tiny_patch16_224")))
 
 

@@ -148,7 +148,7 @@ def test_fine_tuning_starts_from_a_run_in_progress(unfinished: Path) -> None:
     model = create_model("vit_mu", weights=str(unfinished), num_classes=3, **shape)
     assert torch.equal(model.blocks[0].attn.qkv.weight, run.model.blocks[0].attn.qkv.weight)
     report = vit_scale.load_weights(model, unfinished / LAST)
-    assert set(report.initialised) == {"head.weight", "head.bias"}
+    assert set(report.initialized) == {"head.weight", "head.bias"}
 
 
 def test_missing_run_is_reported_with_nearby_runs(tmp_path: Path, trained_run: Path) -> None:

@@ -131,6 +131,8 @@ def test_an_error_in_a_layer_leaves_no_trace() -> None:
 
 def test_a_weight_that_cannot_be_sliced_is_projected_as_a_whole() -> None:
     class Unsliced(nn.Parameter):
+        __tensor_flatten__ = None  # What tells torch that a tensor wraps others.
+
         def __getitem__(self, _: object) -> Tensor:
             raise NotImplementedError
 

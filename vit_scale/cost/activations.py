@@ -66,14 +66,16 @@ def vit_activations(
 ) -> Activations:
     """Compute the activation memory of a vit_scale model, averaged over large batches."""
     tokens = training_tokens(variant, patch_dropout)
-    parts = _ends(variant, tokens, precision)
+    # The kernel `explicit` is plain code throughout, which computes every token in every block.
+    skips = kernel != "explicit"
+    parts = _ends(variant, (variant.head_tokens or tokens) if skips else tokens, precision)
     if patch_dropout:
         parts["patch_dropout"] = _STREAM_BYTES * training_tokens(variant, 0.0) * variant.embed_dim + 8 * tokens
     recomputed = 0
     rates = drop_path_rates(drop_path, variant.depth, drop_path_schedule)
     recomputes = recomputed_blocks(variant.depth, activation_checkpointing)
     for rate, first, recompute in zip(rates, computed_tokens(variant), recomputes, strict=True):
-        block = _block(variant, tokens, first or tokens, precision, kernel)
+        block = _block(variant, tokens, (first or tokens) if skips else tokens, precision, kernel)
         block = {part: round(size * computed_fraction(rate, drop_path_mode)) for part, size in block.items()}
         if recompute:
             recomputed = max(recomputed, sum(block.values()))
@@ -111,8 +113,7 @@ def _block(variant: Variant, tokens: int, computed: int, precision: Precision, k
 
 
 def _ends(variant: Variant, tokens: int, precision: Precision) -> dict[str, int]:
-    """Bytes saved before and after the blocks."""
-    tokens = variant.head_tokens or tokens
+    """Return the bytes that are saved before the blocks, and after them for `tokens` tokens."""
     stream = _STREAM_BYTES * tokens * variant.embed_dim
     height, width = variant.img_size
     parts = {"image": number_bytes(precision) * variant.in_chans * height * width, "head": 0}

@@ -130,8 +130,8 @@ def _load_all(model: ImageModel, state: StateDict, *, name: str, source: str, gr
     prefix = "" if backbone is model else "backbone."
     inner = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
     report = fit_weights(backbone, inner, source=source, grid=grid)
-    if report.initialised or report.skipped:
-        tensor, reason = next(iter((report.initialised | report.skipped).items()))
+    if report.initialized or report.skipped:
+        tensor, reason = next(iter((report.initialized | report.skipped).items()))
         raise UserError(f"{source}: not the weights of {name}: {prefix}{tensor}: {reason}.")
     if prefix:
         fitted = {prefix + key: tensor for key, tensor in backbone.state_dict().items()}

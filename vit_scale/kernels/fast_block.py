@@ -52,8 +52,8 @@ def _is_softmax_attention(attn: Any) -> bool:
 
 
 def _queries_keys_values(attn: Any, x_BND: Tensor, shortcut: Shortcut) -> tuple[Tensor, Tensor, Tensor]:
-    # A weight of another tensor type, such as a quantized one, need not support slices.
-    if shortcut.tokens is None or type(attn.qkv.weight) not in (Tensor, nn.Parameter):
+    # A weight that wraps other tensors, such as a quantized one, need not support slices.
+    if shortcut.tokens is None or hasattr(attn.qkv.weight, "__tensor_flatten__"):
         q_BND, k_BND, v_BND = attn.split(_linear(attn.qkv, x_BND, hooked=shortcut.hooked))
         return q_BND if shortcut.tokens is None else q_BND[:, : shortcut.tokens], k_BND, v_BND
     project = partial(_project_leading_queries, tokens=shortcut.tokens)

@@ -1,4 +1,4 @@
-"""What the rest of the toolkit asks of a model, ours or timm's."""
+"""The interface that the rest of the toolkit requires of a model, ours or timm's."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ def backbone_of(model: nn.Module) -> Any:
 
 
 class ImageModel(nn.Module):
-    """A classifier of images. Used for its type: `create_model` returns modules that have all of this."""
+    """An image classifier. Used as a type: `create_model` returns modules with all of these members."""
 
     num_classes: int
     in_chans: int
     img_size: tuple[int, int]
     patch_size: tuple[int, int] | None
     num_layers: int
-    """Depths that `layer_id` tells apart; the head's is the last."""
+    """Number of values of `layer_id`; the head has the last one."""
 
     def forward(self, x_BCHW: Tensor) -> Any:
         raise NotImplementedError
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters that are not decayed although they are matrices: tokens, position embeddings."""
+        """Return the matrices without weight decay: tokens, position embeddings."""
         raise NotImplementedError
 
     def layer_id(self, name: str) -> int:
-        """The depth of the parameter `name`, from 0 at the patches."""
+        """Return the depth of the parameter `name`, starting at 0 for the patches."""
         raise NotImplementedError
 
     def set_activation_checkpointing(self, mode: str) -> None:
         raise NotImplementedError
 
     def allow_any_size(self) -> None:
-        """Take images of other sizes from now on; raises UserError where the model cannot."""
+        """Accept images of other sizes from now on; raise `UserError` if the model cannot."""
         raise NotImplementedError
 
     def compile_blocks(self) -> None:
-        """Compile each block in place; parameter names stay."""
+        """Compile each block in place; parameter names do not change."""
         raise NotImplementedError
 
 

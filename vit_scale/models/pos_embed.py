@@ -1,8 +1,8 @@
 """Position embeddings: added to the tokens (learned, row + column, sin-cos) or used in attention (rotary, relative).
 
 Shapes: B batch, H heads, N tokens (prefix and patches), G patches, D token width, K head width.
-A grid is (rows, columns) of patches; prefix tokens (class, distillation, registers) have no place on it.
-`keep_BN` are the indices of the tokens that patch dropout left, None when it left all.
+A grid is (rows, columns) of patches; prefix tokens (class, distillation, registers) are not on it.
+`keep_BN` are the indices of the tokens that patch dropout kept; None: all.
 """
 
 import torch
@@ -13,7 +13,7 @@ ROPE_BASE = 100.0
 
 
 def sincos_2d(grid: tuple[int, int], dim: int, base: float = 10_000.0) -> Tensor:
-    """Fixed embedding [G, D]: a quarter of the channels each for sin and cos of column and row (as in big_vision)."""
+    """Return a fixed embedding [G, D]: 25% of channels each for sin and cos of column and row (as in big_vision)."""
     rows_G, columns_G = _coordinates(grid)
     frequency = base ** -(torch.arange(dim // 4, dtype=torch.float32) / (dim // 4 - 1 or 1))
     x_GF, y_GF = columns_G[:, None] * frequency, rows_G[:, None] * frequency
@@ -21,7 +21,7 @@ def sincos_2d(grid: tuple[int, int], dim: int, base: float = 10_000.0) -> Tensor
 
 
 class RowColumnEmbedding(nn.Module):
-    """Learned in two dimensions: one vector for each row plus one for each column."""
+    """Learned in two dimensions: one vector per row plus one per column."""
 
     def __init__(self, grid: tuple[int, int], dim: int) -> None:
         super().__init__()
@@ -29,12 +29,12 @@ class RowColumnEmbedding(nn.Module):
         self.column = nn.Parameter(torch.zeros(1, grid[1], dim))
 
     def forward(self) -> Tensor:
-        """The embedding of every patch, [1, G, D]."""
+        """Return the embedding of every patch, [1, G, D]."""
         return (self.row[:, :, None] + self.column[:, None, :]).flatten(1, 2)
 
 
 class RotaryEmbedding(nn.Module):
-    """Axial rotary embedding: half of a head's channels turn with the row, half with the column."""
+    """Axial rotary embedding: half of the channels of a head rotate with the row, half with the column."""
 
     cos_NK: Tensor
     sin_NK: Tensor
@@ -43,27 +43,27 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         frequency = ROPE_BASE ** -(torch.arange(head_dim // 4, dtype=torch.float32) / (head_dim // 4))
         angle_GF = torch.cat([c_G[:, None] * frequency for c_G in _coordinates(grid)], dim=1)
-        # Prefix tokens keep angle 0: they are not turned at all.
+        # Prefix tokens have angle 0: they are not rotated.
         angle_NK = nn.functional.pad(angle_GF, (0, 0, prefix, 0)).repeat(1, 2)
         self.register_buffer("cos_NK", angle_NK.cos(), persistent=False)
         self.register_buffer("sin_NK", angle_NK.sin(), persistent=False)
 
     def forward(self, x_BHNK: Tensor, keep_BN: Tensor | None = None) -> Tensor:
-        """Turn queries or keys, of all tokens or of the first, by the angle of their place."""
+        """Rotate queries or keys, of all tokens or the leading ones, by the angle of their position."""
         tokens = x_BHNK.shape[2]
         if keep_BN is None:
             cos, sin = self.cos_NK[:tokens], self.sin_NK[:tokens]
         else:
             cos, sin = (table_NK[keep_BN[:, :tokens]].unsqueeze(1) for table_NK in (self.cos_NK, self.sin_NK))
         first, second = x_BHNK.chunk(2, dim=-1)
-        turned_BHNK = torch.cat([-second, first], dim=-1)
-        return (x_BHNK * cos + turned_BHNK * sin).to(x_BHNK.dtype)
+        rotated_BHNK = torch.cat([-second, first], dim=-1)
+        return (x_BHNK * cos + rotated_BHNK * sin).to(x_BHNK.dtype)
 
 
 class RelativeBias(nn.Module):
-    """A learned bias of the attention weights for each head and each offset between two patches (as in Swin, BEiT).
+    """A learned bias of the attention weights per head and offset between two patches (as in Swin, BEiT).
 
-    Three further entries, the same for all prefix tokens: prefix to patch, patch to prefix, prefix to prefix.
+    Three more entries, shared by all prefix tokens: prefix to patch, patch to prefix, prefix to prefix.
     """
 
     relative_position_index: Tensor
@@ -76,7 +76,7 @@ class RelativeBias(nn.Module):
         self.register_buffer("relative_position_index", index_NN, persistent=False)
 
     def forward(self, keep_BN: Tensor | None = None) -> Tensor:
-        """What is added to the attention weights before softmax, [1 or B, H, N, N]."""
+        """Return the bias to add to the attention scores before softmax, [1 or B, H, N, N]."""
         index_BNN = self.relative_position_index[None]
         if keep_BN is not None:
             index_BNN = self.relative_position_index[keep_BN[:, :, None], keep_BN[:, None, :]]
@@ -84,7 +84,7 @@ class RelativeBias(nn.Module):
 
 
 def relative_index(grid: tuple[int, int], prefix: int) -> Tensor:
-    """For each pair of tokens the row of the bias table, [N, N]."""
+    """Return the row of the bias table per pair of tokens, [N, N]."""
     rows_G, columns_G = (c_G.long() for c_G in _coordinates(grid))
     down_GG = rows_G[:, None] - rows_G[None, :] + grid[0] - 1
     right_GG = columns_G[:, None] - columns_G[None, :] + grid[1] - 1
@@ -97,7 +97,7 @@ def relative_index(grid: tuple[int, int], prefix: int) -> Tensor:
 
 
 def _coordinates(grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Row and column of every patch, each [G]."""
+    """Return row and column of every patch, each [G]."""
     rows, columns = (torch.arange(size, dtype=torch.float32) for size in grid)
     row_RC, column_RC = torch.meshgrid(rows, columns, indexing="ij")
     return row_RC.flatten(), column_RC.flatten()

@@ -1,6 +1,6 @@
-"""Any timm model by name, with the attributes and methods that the rest of the project asks a model for.
+"""Any timm model by name, with the attributes and methods that the rest of the project requires.
 
-The module stays timm's: its own class is extended, not wrapped, so that its state dict keeps timm's names.
+The class of timm's module is extended, not wrapped, so that its state dict keeps timm's names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vit_scale.errors import UserError
 from vit_scale.models.interface import full_shape
 from vit_scale.models.variants import TIMM_PREFIX, Variant, check_model_name
 
-# Ours on the left, timm's on the right. `dropout` is timm's --drop: in front of the head, in some models inside too.
+# Ours on the left, timm's on the right. `dropout` is timm's --drop: before the head, in some models also inside.
 _PASSED_ON = {
     "drop_path": "drop_path_rate",
     "dropout": "drop_rate",
@@ -25,12 +25,12 @@ _PASSED_ON = {
     "patch_size": "patch_size",
 }
 _READ_ELSEWHERE = {"name", "weights", "num_classes", "in_chans", "img_size"}
-# Values of ours that say what timm does anyway.
+# Values of our options that describe what timm does anyway.
 _HARMLESS = {"drop_path_mode": ("mask",), "init": ("timm",)}
 
 
 def create_timm_model(config: ModelConfig) -> nn.Module:
-    """A timm model with the options that it takes; an option that it does not take is a UserError."""
+    """Create a timm model with the options that it supports; raise `UserError` for others."""
     check_model_name(config.name)
     import timm
 
@@ -45,28 +45,28 @@ def create_timm_model(config: ModelConfig) -> nn.Module:
             _check_input(timm_name, options, size)
         model = timm.create_model(timm_name, **options)
     except TypeError as error:
-        raise _refusal(timm_name, options, error) from error
+        raise _unsupported_option(timm_name, options, error) from error
     return _adapt(model, timm_name, options, img_size=size)
 
 
 def create_counterpart(variant: Variant) -> nn.Module:
-    """timm's model for a row of our table: by its name, or from timm's class where there is no name."""
+    """Create timm's model for a row of our table: by name, or from timm's class if it has no name."""
     import timm
     from timm.models.deit import VisionTransformerDistilled
     from timm.models.vision_transformer import VisionTransformer
 
     options = counterpart_options(variant)
     if variant.timm_name is not None:
-        # The name decides the shape; only what a recipe may change is passed on.
+        # The name determines the shape; pass only what a recipe may change.
         passed = {key: options[key] for key in ("img_size", "num_classes", "in_chans")}
         return timm.create_model(variant.timm_name, **passed)
     return (VisionTransformerDistilled if variant.distilled else VisionTransformer)(**options)
 
 
 def counterpart_options(variant: Variant) -> dict[str, Any]:
-    """Arguments for timm's VisionTransformer (or the distilled one) that give the same model."""
+    """Return arguments for timm's VisionTransformer (or the distilled one) that give the same model."""
     if variant.pos_embed not in ("learned", "none"):
-        raise UserError(f"timm's VisionTransformer has no position embedding of the kind {variant.pos_embed!r}.")
+        raise UserError(f"timm's VisionTransformer does not support model.pos_embed = {variant.pos_embed!r}.")
     same = ("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "num_heads", "mlp_ratio")
     options: dict[str, Any] = {name: getattr(variant, name) for name in same}
     options |= {
@@ -94,7 +94,7 @@ def counterpart_options(variant: Variant) -> dict[str, Any]:
 
 
 class TimmModel:
-    """Mixed into the class of a timm model: what the project asks of a model and timm says otherwise or not at all."""
+    """Mixin for the class of a timm model: members that the project requires and timm lacks or names differently."""
 
     timm_name: str
     timm_options: dict[str, Any]
@@ -107,37 +107,39 @@ class TimmModel:
 
     @property
     def num_layers(self) -> int:
-        """Layers for layer-wise learning rates, as timm groups them."""
+        """Return the number of layers for layer-wise learning rates, as timm groups them."""
         return max(self._layer_ids.values()) + 1
 
     def layer_id(self, parameter_name: str) -> int:
-        """The layer of a parameter, 0 nearest to the image."""
+        """Return the layer of a parameter; 0 is closest to the image."""
         return self._layer_ids[parameter_name]
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters that are not decayed: timm's list for the model, and all vectors."""
+        """Return the parameters without weight decay: timm's list for the model, and all vectors."""
         inherited: set[str] = getattr(super(), "no_weight_decay", set)()
         named = self.named_parameters()  # type: ignore[attr-defined]
         return {name for name, p in named if len(full_shape(p)) <= 1 or name in inherited}
 
     def set_activation_checkpointing(self, mode: Literal["none", "selective", "full"]) -> None:
-        """Recompute activations in the backward pass, where timm's model can."""
+        """Recompute activations in the backward pass if timm's model supports it."""
         if mode == "selective":
-            raise UserError("parallel.activation_checkpointing = selective: timm models know none and full only.")
+            raise UserError("parallel.activation_checkpointing = selective: timm models support only none and full.")
         try:
             self.set_grad_checkpointing(mode == "full")  # type: ignore[attr-defined]
         except (AssertionError, AttributeError) as error:
             if mode == "full":
-                raise UserError("parallel.activation_checkpointing = full: this timm model cannot do that.") from error
+                raise UserError(
+                    "parallel.activation_checkpointing = full: this timm model does not support it."
+                ) from error
 
     def compile_blocks(self, **options: Any) -> None:
-        """Compile the whole model in place: timm's families do not agree on what a block is."""
+        """Compile the complete model in place: timm's families have no common kind of block."""
         self.compile(**options)  # type: ignore[attr-defined]
 
     def allow_any_size(self) -> None:
-        """Most convolutional networks do; others are told."""
+        """Accept other image sizes, which most convolutional networks do; raise `UserError` for other models."""
         if getattr(self, "pretrained_cfg", {}).get("fixed_input_size", True):
-            raise UserError(f"timm's {self.timm_name} takes images of one size only.")
+            raise UserError(f"timm's {self.timm_name} accepts images of one size only.")
 
 
 def _adapt(model: nn.Module, timm_name: str, options: dict[str, Any], *, img_size: tuple[int, int] | None) -> nn.Module:
@@ -167,7 +169,7 @@ def _extend_class(model: nn.Module) -> None:
 
 
 def _patch_size(model: nn.Module) -> tuple[int, int] | None:
-    """Pixels of a patch, for models that cut images into patches that do not overlap."""
+    """Return the patch size in pixels, for models with patches that do not overlap."""
     proj = getattr(getattr(model, "patch_embed", None), "proj", None)
     if isinstance(proj, nn.Conv2d) and proj.kernel_size == proj.stride:
         return proj.kernel_size[0], proj.kernel_size[1]
@@ -195,7 +197,7 @@ def _timm_options(config: ModelConfig) -> dict[str, Any]:
 
 
 def _has_fixed_size(timm_name: str, size: tuple[int, int]) -> bool:
-    """Whether timm must be told the size. Most convolutional networks take any, and no such argument."""
+    """Return whether timm needs the size. Most convolutional networks accept any, and no such argument."""
     from timm.models import get_pretrained_cfg
 
     published = get_pretrained_cfg(timm_name)
@@ -203,9 +205,9 @@ def _has_fixed_size(timm_name: str, size: tuple[int, int]) -> bool:
 
 
 def _check_input(timm_name: str, options: dict[str, Any], size: tuple[int, int] | None) -> None:
-    """Send one image of the size and channels asked for through the model, without allocating it.
+    """Run the model on one image of the requested size and channels, without allocating memory.
 
-    timm drops some arguments silently, and then fails in the first training step.
+    timm silently ignores some arguments, and then fails in the first training step.
     """
     import timm
 
@@ -216,21 +218,21 @@ def _check_input(timm_name: str, options: dict[str, Any], size: tuple[int, int] 
         try:
             model(torch.empty(2, channels, *size))
         except NotImplementedError:
-            return  # Not everything can be tried without allocating it.
+            return  # Not every operation runs without memory.
         except (RuntimeError, AssertionError, ValueError) as error:
             raise UserError(
-                f"model.img_size, model.in_chans: timm's {timm_name} does not take images of {channels} x {size[0]} x "
-                f"{size[1]} ({str(error).splitlines()[0] if str(error) else type(error).__name__})."
+                f"model.img_size, model.in_chans: timm's {timm_name} does not accept images of {channels} x {size[0]} "
+                f"x {size[1]} ({str(error).splitlines()[0] if str(error) else type(error).__name__})."
             ) from error
 
 
-def _refusal(timm_name: str, options: dict[str, Any], error: TypeError) -> Exception:
-    """A UserError if the model does not know one of the options, else the error itself."""
+def _unsupported_option(timm_name: str, options: dict[str, Any], error: TypeError) -> Exception:
+    """Return a `UserError` if the model does not know one of the options, otherwise the error itself."""
     ours = {theirs: name for name, theirs in _PASSED_ON.items()}
     for name in options:
         if "unexpected keyword argument" in str(error) and f"'{name}'" in str(error):
             option = ours.get(name, name)
-            return UserError(f"model.{option} = {options[name]!r}: timm's {timm_name} does not take this option.")
+            return UserError(f"model.{option} = {options[name]!r}: timm's {timm_name} does not support this option.")
     return error
 
 

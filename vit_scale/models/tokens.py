@@ -10,9 +10,9 @@ from vit_scale.models.variants import Pool
 
 
 def drop_patches(x_BND: Tensor, rate: float, prefix: int) -> tuple[Tensor, Tensor]:
-    """Keep all prefix tokens and, for each image, another random share 1 - rate of its patches, at least one.
+    """Keep all prefix tokens and per image a random fraction 1 - rate of its patches, at least one.
 
-    Returns the tokens that are left and their indices, [B, N].
+    Returns the tokens that are kept and their indices, [B, N].
     """
     batch, tokens, dim = x_BND.shape
     patches = tokens - prefix
@@ -24,7 +24,7 @@ def drop_patches(x_BND: Tensor, rate: float, prefix: int) -> tuple[Tensor, Tenso
 
 
 def pool_tokens(x_BND: Tensor, pool: Pool, prefix: int) -> Tensor:
-    """The class token, the mean or the maximum of patch tokens [B, D], or every token [B, N, D]."""
+    """Return the class token, the mean or maximum of patch tokens [B, D], or every token [B, N, D]."""
     if pool == "cls":
         return x_BND[:, 0]
     if pool == "mean":

@@ -31,7 +31,7 @@ def test_weights_of_the_same_model_are_kept_whole(weights: Path) -> None:
     model = create_model("vit_mu", weights=str(weights))
     report = load_weights(model, weights)
     assert sorted(report.kept) == sorted(model.state_dict())
-    assert (report.resized, report.skipped, report.initialised) == ({}, {}, {})
+    assert (report.resized, report.skipped, report.initialized) == ({}, {}, {})
     other = create_model("vit_mu", weights=str(weights))
     x = torch.randn(2, 3, 32, 32)
     assert torch.equal(model.eval()(x), other.eval()(x))
@@ -93,7 +93,7 @@ def test_a_run_knows_its_grid(tmp_path: Path, kernel: str) -> None:
 def test_weights_with_a_class_token_load_into_a_model_without(weights: Path) -> None:
     report = load_weights(create_model("vit_mu", pool="mean", class_token=False), weights)
     assert set(report.skipped) == {"cls_token", "norm.weight", "norm.bias"}
-    assert set(report.initialised) == {"fc_norm.weight", "fc_norm.bias"}
+    assert set(report.initialized) == {"fc_norm.weight", "fc_norm.bias"}
     assert list(report.resized) == ["pos_embed"]
 
 
@@ -124,7 +124,7 @@ def test_another_number_of_classes_leaves_a_fresh_head_and_says_so(
     assert torch.equal(model.head.weight, fresh.head.weight)
     assert not torch.equal(model.blocks[0].attn.qkv.weight, fresh.blocks[0].attn.qkv.weight)
     printed = capsys.readouterr().out
-    assert "left as initialised: head.weight (the weights have 10 classes, the model 3)" in printed
+    assert "left as initialized: head.weight (the weights have 10 classes, the model 3)" in printed
     assert "tensors kept" in printed
 
 
@@ -155,7 +155,7 @@ def test_other_positions_are_resampled_too(tmp_path: Path, kind: str) -> None:
     old = create_model("vit_mu", pos_embed=kind)
     report = load_weights(create_model("vit_mu", pos_embed=kind, img_size=64), save(old, tmp_path / "w.safetensors"))
     assert report.resized
-    assert (report.initialised, report.skipped) == ({}, {})
+    assert (report.initialized, report.skipped) == ({}, {})
 
 
 def test_relative_bias_keeps_what_it_learned_about_offsets(tmp_path: Path) -> None:
@@ -169,10 +169,10 @@ def test_relative_bias_keeps_what_it_learned_about_offsets(tmp_path: Path) -> No
 
 def test_what_is_missing_and_what_is_over_is_told(weights: Path) -> None:
     report = load_weights(create_model("vit_mu", layer_scale=0.1, pos_embed="rope"), weights)
-    assert "blocks.0.ls1.gamma" in report.initialised
+    assert "blocks.0.ls1.gamma" in report.initialized
     assert "pos_embed" in report.skipped
     assert "skipped: pos_embed" in report.summary()
-    assert "left as initialised: blocks.0.ls1.gamma" in report.summary()
+    assert "left as initialized: blocks.0.ls1.gamma" in report.summary()
 
 
 def test_weights_of_another_architecture_are_refused(weights: Path) -> None:
@@ -182,7 +182,7 @@ def test_weights_of_another_architecture_are_refused(weights: Path) -> None:
 
 def test_weights_with_nothing_in_common_are_refused(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "w.safetensors")
-    with pytest.raises(UserError, match="not one tensor"):
+    with pytest.raises(UserError, match="no tensor fits"):
         load_weights(create_model("vit_mu"), tmp_path / "w.safetensors")
 
 
@@ -235,7 +235,7 @@ def test_a_broken_file_is_told(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_missing_file_and_an_unfinished_run_are_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such file"):
+    with pytest.raises(UserError, match="file or directory not found"):
         load_weights(create_model("vit_mu"), tmp_path / "nothing.safetensors")
     with pytest.raises(UserError, match="has the run finished"):
         load_weights(create_model("vit_mu"), tmp_path)
@@ -273,7 +273,7 @@ def test_hub_weights_load_by_name_into_our_model_and_into_timms(monkeypatch: pyt
     assert torch.equal(model.blocks[0].attn.qkv.weight, expected["blocks.0.attn.qkv.weight"])
     model = create_model("timm/vit_tiny_patch16_224", num_classes=3)
     report = load_weights(model, "timm/vit_tiny_patch16_224")
-    assert set(report.initialised) == {"head.weight", "head.bias"}
+    assert set(report.initialized) == {"head.weight", "head.bias"}
     assert asked == [
         ("vit_tiny_patch16_224.augreg_in21k", True),
         ("vit_tiny_patch16_224", False),
@@ -286,7 +286,7 @@ def test_a_timm_model_loads_a_file_of_another_number_of_classes(tmp_path: Path) 
     model = create_model("timm/vit_tiny_patch16_224", img_size=64, num_classes=3)
     report = load_weights(model, save(old, tmp_path / "w.safetensors"))
     assert list(report.resized) == ["pos_embed"]
-    assert set(report.initialised) == {"head.weight", "head.bias"}
+    assert set(report.initialized) == {"head.weight", "head.bias"}
 
 
 def test_the_head_of_hub_weights_is_kept_by_the_classes_of_their_own_tag(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,9 +298,9 @@ def test_the_head_of_hub_weights_is_kept_by_the_classes_of_their_own_tag(monkeyp
     source = "timm/vit_tiny_patch16_224.augreg_in21k"
     options = {"img_size": 32}
     other = load_weights(create_model("timm/vit_tiny_patch16_224", num_classes=1000, **options), source)
-    assert set(other.initialised) == {"head.weight", "head.bias"}
+    assert set(other.initialized) == {"head.weight", "head.bias"}
     same = load_weights(create_model("timm/vit_tiny_patch16_224", num_classes=21843, **options), source)
-    assert same.initialised == {}
+    assert same.initialized == {}
 
 
 def test_the_folder_of_a_checkpoint_gives_its_average(trained_run: Path) -> None:
@@ -331,4 +331,4 @@ def test_timms_weights_come_from_the_local_cache_without_a_network(
     model = create_model("timm/test_vit", weights="timm/test_vit.r160_in1k", num_classes=1000)
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in published.state_dict().items())
     few = create_model("timm/test_vit", num_classes=3)
-    assert set(load_weights(few, "timm/test_vit.r160_in1k").initialised) == {"head.weight", "head.bias"}
+    assert set(load_weights(few, "timm/test_vit.r160_in1k").initialized) == {"head.weight", "head.bias"}

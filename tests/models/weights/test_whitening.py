@@ -55,5 +55,5 @@ def test_narrow_tokens_keep_the_strongest_directions() -> None:
 
 
 def test_a_model_without_a_patch_projection_is_refused() -> None:
-    with pytest.raises(UserError, match="no patch projection"):
+    with pytest.raises(UserError, match="no plain patch projection"):
         whiten_patches(create_model("timm/resnet18", num_classes=10), torch.randn(2, 3, 32, 32))

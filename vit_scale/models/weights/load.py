@@ -1,4 +1,4 @@
-"""Load weights into a model of another resolution, patch size or number of classes, and say what became of them."""
+"""Load weights into a model of another resolution, patch size or number of classes, and report what changed."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ _RELATIVE = "rel_pos.relative_position_bias_table"
 
 @dataclasses.dataclass
 class WeightsReport:
-    """What became of each tensor: names, with a word of explanation where one is due."""
+    """The outcome per tensor: names, with an explanation where there is one."""
 
     source: str
     kept: list[str] = dataclasses.field(default_factory=list)
-    """Taken as they are."""
+    """Loaded unchanged."""
     resized: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Taken, but fitted: name to what was done."""
-    initialised: dict[str, str] = dataclasses.field(default_factory=dict)
-    """In the model but not taken from the weights: name to the reason."""
+    """Loaded after resizing: name to shapes."""
+    initialized: dict[str, str] = dataclasses.field(default_factory=dict)
+    """In the model but not loaded: name to the reason."""
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Among the weights but not in the model: name to the reason."""
+    """In the weights but not in the model: name to the reason."""
 
     def summary(self) -> str:
-        """The account for a person to read."""
+        """Return the report as text."""
         lines = [f"Weights from {self.source}: {len(self.kept)} tensors kept as they are."]
         for title, tensors in (
             ("resized", self.resized),
-            ("left as initialised", self.initialised),
+            ("left as initialized", self.initialized),
             ("skipped", self.skipped),
         ):
             lines += [f"  {title}: {name} ({why})" for name, why in tensors.items()]
@@ -62,13 +62,13 @@ class WeightsReport:
 def load_weights(
     model: nn.Module, source: str | Path, *, grid: Grid | None = None, editing: Editing = nullcontext
 ) -> WeightsReport:
-    """Load weights into a model and say what was kept, resized, skipped and left as initialised.
+    """Load weights into a model and report what was kept, resized, skipped and left as initialized.
 
-    `source`: a safetensors or torch file, the folder of a run (finished or not) or of a checkpoint (the average if it
-    has one), or `timm/<name>` from the hub, such as `timm/vit_base_patch16_224.augreg_in21k`.
-    Weights of another resolution, patch size, number of channels or number of classes are fitted; those of another
-    width or depth are a UserError. `grid`: rows and columns of patches that the weights were made for, needed only
-    for a lone file where it is neither square nor of the model's proportions.
+    `source`: a safetensors or torch file, a run directory (finished or not) or checkpoint directory (its EMA weights if
+    there are any), or `timm/<name>` from the Hub, such as `timm/vit_base_patch16_224.augreg_in21k`.
+    Weights of another resolution, patch size, number of channels or number of classes are resized; for another
+    width or depth raise `UserError`. `grid`: rows and columns of patches that the weights were trained with, needed
+    only for a single file if it is neither square nor proportional to the model's.
     """
     weights = _read_own_hub_weights(model, source) if _is_own_hub_name(model, source) else read_weights(source)
     grid = grid or _grid_of_run(Path(source))
@@ -78,7 +78,7 @@ def load_weights(
 def fit_weights(
     model: nn.Module, weights: StateDict, *, source: str, grid: Grid | None = None, editing: Editing = nullcontext
 ) -> WeightsReport:
-    """`load_weights` for tensors that are already in memory."""
+    """Load tensors that are already in memory; see `load_weights`."""
     report = WeightsReport(source=source)
     own = _own_tensors(model, editing)
     fitted = {}
@@ -90,12 +90,12 @@ def fit_weights(
             if name not in report.resized:
                 report.kept.append(name)
         elif name.startswith(_heads(model)):
-            report.initialised[name] = f"the weights have {len(tensor)} classes, the model {len(own[name])}"
+            report.initialized[name] = f"the weights have {len(tensor)} classes, the model {len(own[name])}"
         else:
             raise _another_architecture(source, name, tensor.shape, own[name].shape)
-    report.initialised |= {name: "not among the weights" for name in own if name not in weights}
+    report.initialized |= {name: "not among the weights" for name in own if name not in weights}
     if not report.kept:
-        raise UserError(f"model.weights = {source}: not one tensor fits the model; they were made by another one.")
+        raise UserError(f"model.weights = {source}: no tensor fits the model; they belong to another architecture.")
     sharded = _sharded(model)
     model.load_state_dict({name: tensor for name, tensor in fitted.items() if name not in sharded}, strict=False)
     for name, parameter in sharded.items():
@@ -122,17 +122,17 @@ def _own_tensors(model: nn.Module, editing: Editing) -> StateDict:
 
 
 def _is_own_hub_name(model: nn.Module, source: str | Path) -> bool:
-    """Whether these are timm's own weights for this very timm model; a tag after a dot picks among several."""
+    """Return whether these are timm's own weights for this timm model; a tag after a dot selects one of several."""
     name = str(source).removeprefix(TIMM_PREFIX)
     return is_hub_name(source) and isinstance(model, TimmModel) and name.split(".")[0] == model.timm_name.split(".")[0]
 
 
 def _read_own_hub_weights(model: Any, source: str | Path) -> StateDict:
-    """timm knows best how to fit each family's weights to the options of the model; a head it made anew is left out."""
+    """Let timm fit the weights of each family to the options of the model; skip a head that it reinitialized."""
     from timm.models import get_pretrained_cfg
 
     weights = read_hub(str(source), **model.timm_options)
-    # Weights with another tag than the model's may have other classes, such as ImageNet-21k's.
+    # Weights with another tag may have other classes, such as ImageNet-21k's.
     published = get_pretrained_cfg(str(source).removeprefix(TIMM_PREFIX))
     if published is not None and model.num_classes == published.num_classes:
         return weights
@@ -140,7 +140,7 @@ def _read_own_hub_weights(model: Any, source: str | Path) -> StateDict:
 
 
 def _grid_of_run(folder: Path) -> Grid | None:
-    """The grid that a run's own options tell, if the source is a run (or a checkpoint) of one of our models."""
+    """Return the patch grid from the options of a run, if the source is a run or checkpoint of one of our models."""
     try:
         if (folder / "meta.json").is_file():
             options = json.loads((folder / "meta.json").read_text())["config"]["model"]
@@ -148,11 +148,11 @@ def _grid_of_run(folder: Path) -> Grid | None:
             options = yaml.safe_load((folder / "config.yaml").read_text())["model"]
         return grid_of(ModelConfig(**with_current_names({"model": options})["model"]))
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
-        return None  # The options of a run only help; weights are read without them too.
+        return None  # Optional: weights are readable without the options of the run.
 
 
 def grid_of(config: ModelConfig) -> Grid | None:
-    """Rows and columns of patches of one of our models; None for timm's."""
+    """Return rows and columns of patches of one of our models; None for timm's."""
     try:
         return resolve_variant(config).grid
     except UserError:
@@ -162,12 +162,12 @@ def grid_of(config: ModelConfig) -> Grid | None:
 def _another_architecture(source: str, name: str, found: torch.Size, own: torch.Size) -> UserError:
     return UserError(
         f"model.weights = {source}: {name} is {list(found)}, but {list(own)} in the model. These are weights of "
-        "another architecture; choose the model.name that they were made with."
+        "another architecture; use the model.name that they were trained with."
     )
 
 
 def _heads(model: nn.Module) -> tuple[str, ...]:
-    """How the names of classifier tensors begin."""
+    """Return the prefixes of classifier tensors."""
     published: dict[str, Any] = getattr(model, "pretrained_cfg", {})
     names = published.get("classifier", ("head", "head_dist"))
     return tuple(f"{name}." for name in ((names,) if isinstance(names, str) else names))
@@ -181,13 +181,13 @@ def _first_convolution(model: nn.Module) -> str:
 def _fit_to_image(
     model: nn.Module, own: StateDict, weights: StateDict, report: WeightsReport, grid: Grid | None
 ) -> StateDict:
-    """The weights with positions and patch convolution fitted to the model's images."""
+    """Return the weights with positions and patch convolution resized to the model's images."""
     new_grid = _grid(model)
     fitted = dict(weights)
     for name, tensor in ((name, tensor) for name, tensor in weights.items() if name in own):
         shape = own[name].shape
         same = tensor.shape == shape
-        # As many patches may lie on another grid, where we are told which.
+        # The same number of patches may be on another grid, if it is known.
         if name == "pos_embed" and new_grid and not (same and grid in (None, new_grid)):
             fitted |= _fit_pos_embed(own, weights, report, new_grid, grid)
         elif same:
@@ -211,7 +211,7 @@ def _fit_kernel(kernel: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _grid(model: Any) -> Grid | None:
-    """Rows and columns of patches, of models that cut images into patches."""
+    """Return rows and columns of patches, for models with a patch size."""
     if model.patch_size is None:
         return None
     (height, width), (patch_height, patch_width) = model.img_size, model.patch_size
@@ -221,7 +221,7 @@ def _grid(model: Any) -> Grid | None:
 def _fit_pos_embed(
     own_tensors: StateDict, weights: StateDict, report: WeightsReport, new_grid: Grid, grid: Grid | None
 ) -> StateDict:
-    """Patch positions resampled, those of prefix tokens kept apart; a token whose position has no place takes it in."""
+    """Resample patch positions; add the position of a prefix token to the token if the model has no such position."""
     pos, own = weights["pos_embed"], own_tensors["pos_embed"]
     if pos.shape[-1] != own.shape[-1]:
         raise _another_architecture(report.source, "pos_embed", pos.shape, own.shape)
@@ -231,7 +231,7 @@ def _fit_pos_embed(
     shared = min(old_prefix, new_prefix)
     prefix[:, :shared] = pos[:, :shared]
     if not old_prefix:
-        prefix.zero_()  # These tokens had none, and go on as they were.
+        prefix.zero_()  # These tokens had no position embedding.
     patches = resample_positions(pos[:, old_prefix:], old_grid, new_grid)
     fitted = {"pos_embed": torch.cat([prefix, patches.to(prefix.dtype)], dim=1)}
     if old_prefix and not new_prefix:
@@ -251,7 +251,7 @@ def _fold_into_tokens(prefix_1PD: Tensor, weights: StateDict) -> StateDict:
 
 
 def _old_layout(length: int, weights: StateDict, new: Grid, grid: Grid | None, source: str) -> tuple[int, Grid]:
-    """How many prefix tokens have a position (all or none), and the grid of the others."""
+    """Return how many prefix tokens have a position (all or none), and the grid of the others."""
     tokens = sum(weights[name].shape[1] for name in _TOKENS if name in weights)
     for prefix in (tokens, 0):
         patches = length - prefix
@@ -261,6 +261,6 @@ def _old_layout(length: int, weights: StateDict, new: Grid, grid: Grid | None, s
         if grid is None and found is not None:
             return prefix, found
     raise UserError(
-        f"model.weights = {source}: cannot tell the grid of patches from {length} position embeddings; "
+        f"model.weights = {source}: cannot determine the patch grid from {length} position embeddings; "
         "pass `grid=(rows, columns)` to load_weights."
     )

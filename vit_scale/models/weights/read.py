@@ -23,29 +23,29 @@ from vit_scale.models.variants import TIMM_PREFIX, check_model_name
 StateDict = dict[str, Tensor]
 
 _TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".tar")
-# Trainers nest the weights; the average comes first, as in a run's folder.
+# Trainers nest the weights; EMA weights come first, as in a run directory.
 _NESTS = ("model_ema", "state_dict_ema", "model", "state_dict", "module")
 
 
 def is_hub_name(source: str | Path) -> bool:
-    """Whether these are `timm/<name>` on the hub, and not a folder of that name."""
+    """Return whether this is `timm/<name>` on the Hub, not a directory of that name."""
     return str(source).startswith(TIMM_PREFIX) and not Path(source).exists()
 
 
 def read_weights(source: str | Path) -> StateDict:
-    """Named tensors of a safetensors or torch file, of a run or a checkpoint, or of `timm/<name>` on the hub."""
+    """Read tensors from a safetensors or torch file, a run or checkpoint directory, or `timm/<name>` on the Hub."""
     if is_hub_name(source):
         return read_hub(str(source))
     path = Path(source)
     if path.is_dir():
         return find_run_weights(path).read()
     if not path.is_file():
-        raise UserError(f"model.weights = {source}: there is no such file or folder.")
+        raise UserError(f"model.weights = {source}: file or directory not found.")
     return _rename(_read_torch(path) if path.suffix in _TORCH_SUFFIXES else _read_safetensors(path))
 
 
 def read_hub(source: str, **options: Any) -> StateDict:
-    """timm's pretrained weights by name; with options of timm's model, fitted to them by timm."""
+    """Return timm's pretrained weights by name; with options of timm's model, timm fits them."""
     check_model_name(source)
     import timm
 
@@ -53,11 +53,11 @@ def read_hub(source: str, **options: Any) -> StateDict:
         with contextlib.nullcontext() if is_hub_reachable() else offline():
             return timm.create_model(source.removeprefix(TIMM_PREFIX), pretrained=True, **options).state_dict()
     except Exception as error:
-        # timm, huggingface_hub, the HTTP library and the file system each have errors of their own; one remedy.
+        # timm, huggingface_hub, the HTTP library and the file system raise different errors with the same remedy.
         reason = next(iter(str(error).splitlines()), "")[:150]
         raise UserError(
-            f"model.weights = {source}: could not get them from the hub ({type(error).__name__}: {reason}).\n"
-            "Go online, or download model.safetensors of that model elsewhere and give its path."
+            f"model.weights = {source}: download from the Hub failed ({type(error).__name__}: {reason}).\n"
+            "Go online, or download model.safetensors of that model elsewhere and pass its path."
         ) from error
 
 
@@ -65,17 +65,17 @@ def _read_safetensors(path: Path) -> StateDict:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise UserError(f"model.weights = {path}: this is not a whole safetensors file ({error}).") from error
+        raise UserError(f"model.weights = {path}: not a complete safetensors file ({error}).") from error
 
 
 def _read_torch(path: Path) -> StateDict:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        # torch's own message advises to load the file anyhow; that advice is not ours.
+        # torch's own message recommends loading the file anyway, which would run its code.
         raise UserError(
-            f"model.weights = {path}: torch cannot read it as plain tensors, so it is damaged or would run code. "
-            "Convert it to safetensors where it was made."
+            f"model.weights = {path}: torch cannot read it as plain tensors, so it is corrupt or would run code. "
+            "Convert it to safetensors where it was created."
         ) from error
     while isinstance(content, dict) and not any(isinstance(value, Tensor) for value in content.values()):
         inner = next((content[key] for key in _NESTS if key in content), None)
@@ -83,12 +83,12 @@ def _read_torch(path: Path) -> StateDict:
             break
         content = inner
     if not isinstance(content, dict) or not any(isinstance(value, Tensor) for value in content.values()):
-        raise UserError(f"model.weights = {path}: there are no named tensors in it.")
+        raise UserError(f"model.weights = {path}: it contains no named tensors.")
     return {name: value for name, value in content.items() if isinstance(value, Tensor)}
 
 
 def _rename(weights: Mapping[str, Tensor]) -> StateDict:
-    """Take off what wrappers put in front of names (DDP, torch.compile), and DeiT III's own names for LayerScale."""
+    """Remove the prefixes of wrappers (DDP, torch.compile), and rename DeiT III's LayerScale."""
     renamed = {}
     for name, tensor in weights.items():
         for prefix in ("module.", "_orig_mod.", "model."):

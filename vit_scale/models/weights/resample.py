@@ -1,4 +1,4 @@
-"""Fit weights that depend on image size, patch size or channels to a model of another.
+"""Resample weights that depend on image size, patch size or channels.
 
 Shapes: G patches, P prefix tokens with a position, D token width, C channels, H heads.
 """
@@ -17,7 +17,7 @@ Grid = tuple[int, int]
 
 
 def source_grid(patches: int, like: Grid) -> Grid | None:
-    """Rows and columns of so many patches: square if possible, else in the proportions of `like`, else unknown."""
+    """Return rows and columns of so many patches: square if possible, otherwise proportional to `like`, or None."""
     side = math.isqrt(patches)
     if side * side == patches:
         return side, side
@@ -27,19 +27,19 @@ def source_grid(patches: int, like: Grid) -> Grid | None:
 
 
 def resample_positions(pos_1GD: Tensor, old: Grid, new: Grid) -> Tensor:
-    """Position embeddings of patches on another grid: bicubic, antialiased, as timm does it."""
+    """Resample the position embeddings of patches to another grid: bicubic, antialiased, as timm does."""
     from timm.layers.pos_embed import resample_abs_pos_embed
 
     return resample_abs_pos_embed(pos_1GD, new_size=list(new), old_size=list(old), num_prefix_tokens=0)
 
 
 def resample_line(pos_1LD: Tensor, length: int) -> Tensor:
-    """Embeddings of rows or columns at another number of them, by linear interpolation."""
+    """Resample the embeddings of rows or columns to another length by linear interpolation."""
     return F.interpolate(pos_1LD.transpose(1, 2), size=length, mode="linear").transpose(1, 2)
 
 
 def resample_relative_bias(table_TH: Tensor, length: int, new: Grid, old: Grid | None = None) -> Tensor:
-    """Relative position bias for another grid: offsets bicubic, the three entries of prefix tokens kept apart."""
+    """Resample the relative position bias to another grid: offsets bicubic, the entries of prefix tokens unchanged."""
     size = (2 * new[0] - 1, 2 * new[1] - 1)
     prefix = length - size[0] * size[1]
     offsets = len(table_TH) - prefix
@@ -47,7 +47,7 @@ def resample_relative_bias(table_TH: Tensor, length: int, new: Grid, old: Grid |
     old_size = (2 * old[0] - 1, 2 * old[1] - 1) if old else (side, side)
     if old_size[0] * old_size[1] != offsets:
         raise UserError(
-            f"model.weights: cannot tell the grid of patches from {len(table_TH)} relative positions; "
+            f"model.weights: cannot determine the patch grid from {len(table_TH)} relative positions; "
             "pass `grid=(rows, columns)` to load_weights, and keep the same prefix tokens."
         )
     image = table_TH[:offsets].T.reshape(1, -1, *old_size).float()
@@ -56,9 +56,10 @@ def resample_relative_bias(table_TH: Tensor, length: int, new: Grid, old: Grid |
 
 
 def resample_patch_kernel(weight: Tensor, size: tuple[int, int]) -> Tensor:
-    """Patch convolution for patches of another size, by the pseudo-inverse of resizing (FlexiViT, arXiv:2212.08013).
+    """Resample the patch convolution to another patch size.
 
-    A resized image cut into patches of the new size gives the same tokens, as far as resizing loses nothing.
+    By the pseudo-inverse of resizing (FlexiViT, arXiv:2212.08013): a resized image with patches of the new size gives
+    the same tokens, up to what resizing loses.
     """
     from timm.layers.patch_embed import resample_patch_embed
 
@@ -66,7 +67,7 @@ def resample_patch_kernel(weight: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def resample_channels(weight: Tensor, channels: int) -> Tensor:
-    """Patch convolution for another number of channels: summed for one, else repeated in turn at the same scale."""
+    """Adapt the patch convolution to other channels: summed for one, otherwise repeated at the same scale."""
     old = weight.shape[1]
     if channels == 1:
         return weight.sum(dim=1, keepdim=True)

@@ -1,8 +1,8 @@
-"""A start for the patch projection that sees as much of every detail as of the coarse: whitened patches.
+"""Initialize the patch projection so that it whitens patches: fine detail weighs as much as coarse structure.
 
-Neighbouring pixels are alike, so a random projection of a patch tells little but its mean colour, and learning the rest
-takes a share of a short training. The eigenvectors of the patches' covariance, each divided by its deviation, tell all
-directions apart equally (as in the first layer of Keller Jordan's airbench for convolutional networks).
+Neighboring pixels are similar, so a random projection of a patch contains little but its mean color, and learning the
+rest takes a fraction of a short training run. The eigenvectors of the patch covariance, each divided by its standard
+deviation, weigh all directions equally (as in the first layer of Keller Jordan's airbench for convolutional networks).
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from vit_scale.errors import UserError
 from vit_scale.models.weights.init import Editing
 
 TOKEN_STD = 1.0
-"""Standard deviation of a token's numbers, of patches like those that the projection was made from."""
+"""Standard deviation of token values, for patches like those that the projection was computed from."""
 _FLOOR = 1e-2
-"""Added to the variances: what is fainter than this is noise of JPEG files more than picture."""
+"""Added to the variances: what is fainter than this is mostly JPEG noise."""
 
 
 @torch.no_grad()
 def whiten_patches(model: nn.Module, images_BCHW: Tensor, editing: Editing = nullcontext) -> None:
-    """Set the patch projection of `model` to one that whitens the patches of these images, normalised as in training.
+    """Set the patch projection of `model` to one that whitens the patches of these images, normalized as in training.
 
-    Draws from torch's generator: a rotation mixes the whitened directions into the width of a token.
+    Draws from torch's generator: a rotation mixes the whitened directions into the token width.
     """
     proj = getattr(getattr(model, "patch_embed", None), "proj", None)
     if not isinstance(proj, nn.Conv2d):
-        raise UserError("model.init = 'whitened': the model has no patch projection of the plain kind")
+        raise UserError("model.init = 'whitened': the model has no plain patch projection")
     kernel = (proj.kernel_size[0], proj.kernel_size[1])
     patches_ND = unfold(images_BCHW, kernel, stride=kernel).transpose(1, 2).flatten(0, 1)
     variances, vectors = torch.linalg.eigh(patches_ND.T @ patches_ND / len(patches_ND))
