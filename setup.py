@@ -28,8 +28,8 @@ REQUIRES = [
     "optuna>=4.0",  # local sweeps
 ]
 EXPORT = ["onnx>=1.17", "onnxscript>=0.3", "onnxruntime>=1.20"]
-# selenium drives the system's Chromium; tensorboard is one of accelerate's trackers.
-TEST = ["pytest>=8.0", "pytest-xdist>=3.5", "selenium>=4.20", "tensorboard>=2.17", *EXPORT]
+# selenium drives the system's Chromium; tensorboard is one of accelerate's trackers; peft adds LoRA layers to models.
+TEST = ["pytest>=8.0", "pytest-xdist>=3.5", "selenium>=4.20", "tensorboard>=2.17", "peft>=0.15", *EXPORT]
 DEV = ["ruff>=0.9", "mypy>=1.14", "types-PyYAML"]
 
 # CPU attention kernel, compiled once per instruction set. Skipped without a compiler; torch's kernel is used then.

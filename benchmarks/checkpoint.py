@@ -1,12 +1,12 @@
-"""What saving costs training: `CheckpointFolder.save` beside `torch.save` of the same state, in one run.
+"""Cost of checkpointing: `CheckpointFolder.save` vs. `torch.save` of the same state, in one run.
 
     python benchmarks/checkpoint.py [--model vit_cifar_base] [--batch 4] [--device cpu] [--rounds 5] [--json]
 
-Each round trains some steps without saving, then saves in both ways in turn and trains on after each until nothing is
-written any more. The first row is how long the call keeps training waiting. The second adds the slow-down of the steps
-while a thread writes: what the save and the steps after it took beyond as many steps without one; the same in processor
-time is what other programs disturb least. The state is weights, AdamW's moments and the average. `torch.save` leaves
-the bytes in the system's cache; ours waits for the disk and computes checksums, but in the thread.
+Each round trains some steps without saving, then saves both ways in turn and continues training after each until
+writing has finished. The first row is the time for which the call blocks training. The second adds the slowdown of the
+steps while a thread writes: the time of the save and the following steps minus that of as many steps without a save.
+The same in CPU time is least affected by other programs. The state is weights, AdamW moments and EMA. `torch.save`
+leaves the data in the page cache; ours also waits for the disk and computes checksums, but in the thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from side_by_side import Rounds, Row, compare, parser, show
+from compare import Rounds, Row, compare, parser, show
 
 import vit_scale
 from vit_scale.checkpoints.writer import CheckpointFolder
@@ -34,14 +34,14 @@ from vit_scale.train.optim.optimizer import build_optimizer
 from vit_scale.train.state import TrainState
 
 STEPS_BETWEEN_SAVES = 50
-STEPS_OF_A_ROUND = 3
-GOAL = 0.2
-LIMIT = "copying weights, moments and average in memory, so that a thread can write them while training changes them"
-LIMIT_OF_STALL = "without a GPU, writing and checksums take processor time from the steps; with one, from idle cores"
+STEPS_PER_ROUND = 3
+TARGET = 0.2
+LIMIT = "copying weights, moments and EMA in memory, so that a thread can write them while training modifies them"
+STALL_LIMIT = "on CPU, writing and checksums compete with the steps for cores; with a GPU they use idle cores"
 
 
 Times = np.ndarray
-"""Seconds by the clock, and of the processor in all threads of this process."""
+"""Wall-clock seconds, and CPU seconds of all threads of this process."""
 
 
 def now() -> Times:
@@ -49,7 +49,7 @@ def now() -> Times:
 
 
 class Training:
-    """A model in training on random images."""
+    """A model trained on random images."""
 
     def __init__(self, model: str, batch: int, device: str) -> None:
         torch.manual_seed(0)
@@ -62,7 +62,7 @@ class Training:
         self.labels = torch.zeros(batch, dtype=torch.int64, device=device)
 
     def step(self) -> None:
-        """One update, waited for."""
+        """Run one step and synchronize."""
         F.cross_entropy(self.state.engine(self.images), self.labels).backward()
         self.state.engine.optimizer.step()
         self.state.engine.optimizer.zero_grad()
@@ -72,26 +72,26 @@ class Training:
             torch.cuda.synchronize()
 
     def time_per_step(self) -> Times:
-        """Of steps that nothing is saved beside."""
+        """Measure steps without concurrent saving."""
         start = now()
-        for _ in range(STEPS_OF_A_ROUND):
+        for _ in range(STEPS_PER_ROUND):
             self.step()
-        return (now() - start) / STEPS_OF_A_ROUND
+        return (now() - start) / STEPS_PER_ROUND
 
     def save_with_torch(self, path: Path) -> None:
-        average = {name: piece.tensor for name, piece in self.ema.pieces().items()}
-        torch.save([self.state.model.state_dict(), self.state.engine.optimizer.state_dict(), average], path)
+        ema = {name: piece.tensor for name, piece in self.ema.pieces().items()}
+        torch.save([self.state.model.state_dict(), self.state.engine.optimizer.state_dict(), ema], path)
 
 
 def cost(
     training: Training, save: Callable[[], None], is_writing: Callable[[], bool], plain_step: Times
 ) -> dict[str, float]:
-    """Seconds that `save` blocks, and by how much it and the steps after it exceed such steps alone."""
+    """Return the seconds for which `save` blocks, and by how much it and the following steps exceed plain steps."""
     start = now()
     save()
     blocks = now() - start
     steps = 0
-    while steps < STEPS_OF_A_ROUND or is_writing():
+    while steps < STEPS_PER_ROUND or is_writing():
         training.step()
         steps += 1
     stall, cpu = now() - start - steps * plain_step
@@ -99,7 +99,7 @@ def cost(
 
 
 def measure(args: argparse.Namespace, disk: Path) -> tuple[Rounds, float]:
-    """Seconds of each way in each round, after one that warms up, and the megabytes of a checkpoint."""
+    """Return the seconds of both ways per round, after a warmup round, and the checkpoint size in MB."""
     training = Training(args.model, args.batch, args.device)
     folder = CheckpointFolder(disk, keep=1, rank=0, world=1, session="benchmark")
     ways = {
@@ -122,30 +122,37 @@ def measure(args: argparse.Namespace, disk: Path) -> tuple[Rounds, float]:
 
 
 def rows_of(rounds: Rounds) -> list[Row]:
-    """What the call keeps training waiting, and that with the slow-down while a thread writes."""
+    """Return the time for which the call blocks, without and with the slowdown while a thread writes."""
     blocks = compare(
-        "the call alone", rounds, "ours blocks", "torch blocks", "s", goal=GOAL, better="lower", limit=LIMIT
+        "blocking time of the call",
+        rounds,
+        "ours blocks",
+        "torch blocks",
+        "s",
+        target=TARGET,
+        better="lower",
+        limit=LIMIT,
     )
-    stall = compare("with the slow-down of steps", rounds, "ours stall", "torch blocks", "s", limit=LIMIT_OF_STALL)
+    stall = compare("including slowdown of steps", rounds, "ours stall", "torch blocks", "s", limit=STALL_LIMIT)
     between = statistics.median(rounds["steps between saves"])
     for row, key in ((blocks, "blocks"), (stall, "stall")):
-        share = statistics.median(rounds[f"ours {key}"]) / between
-        row.more[f"of the time of {STEPS_BETWEEN_SAVES} steps"] = share
-    stall.more["ratio by processor time"] = statistics.median(
+        fraction = statistics.median(rounds[f"ours {key}"]) / between
+        row.more[f"of the time of {STEPS_BETWEEN_SAVES} steps"] = fraction
+    stall.more["ratio in CPU time"] = statistics.median(
         x / y for x, y in zip(rounds["ours cpu"], rounds["torch cpu"], strict=True)
     )
     return [blocks, stall]
 
 
 def main() -> None:
-    """Parse, measure, print."""
+    """Run the benchmark and print the results."""
     options = parser(__doc__, rounds=5)
     options.add_argument("--model", default="vit_cifar_base")
     options.add_argument("--batch", type=int, default=4)
     args = options.parse_args()
     with tempfile.TemporaryDirectory() as disk:
         rounds, megabytes = measure(args, Path(disk))
-    show(rows_of(rounds), args, [f"{args.model}, batch {args.batch}: {megabytes:.0f} MB a checkpoint"])
+    show(rows_of(rounds), args, [f"{args.model}, batch {args.batch}: {megabytes:.0f} MB per checkpoint"])
 
 
 if __name__ == "__main__":

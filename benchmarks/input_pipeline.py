@@ -1,13 +1,13 @@
-"""Images per second of the input pipeline beside timm's and Hugging Face's, doing the same work.
+"""Throughput of the input pipeline vs. timm and Hugging Face, with identical work.
 
-    python benchmarks/input_pipeline.py [--data FOLDER ...] [--rounds 5] [--json]
+    python benchmarks/input_pipeline.py [--data SOURCE ...] [--rounds 5] [--json]
 
-All sides read the same images with the same number of workers, take a random resized crop, flip, apply RandAugment
-(`rand-m9-mstd0.5-inc1`), erase with probability 0.25, and hand over normalised float batches; the statistics of the
-batches are compared before anything is timed. One peer is timm's `create_loader`, the other `with_transform` of
-Hugging Face's datasets with torchvision's transforms v2. Decoding alone is what the workers reach if they decode every
-JPEG as a whole with libjpeg-turbo and do nothing else; a pipeline that does not decode what it does not need may
-exceed it. Without --data, photographs that come with scikit-learn are cut into JPEG files of about 470x400.
+All sides read the same images with the same number of workers, apply random resized crop, flip, RandAugment
+(`rand-m9-mstd0.5-inc1`) and random erasing with probability 0.25, and return normalized float batches; the batch
+statistics are compared before timing. One baseline is timm's `create_loader`, the other `with_transform` of Hugging
+Face datasets with torchvision transforms v2. "Decoding alone" is the throughput of workers that only decode every full
+JPEG with libjpeg-turbo; a pipeline that decodes only what it needs may exceed it. Without --data, scikit-learn's
+photographs are cropped to JPEG files of about 470x400.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from typing import Any
 
 import psutil
 import torch
+from compare import Rounds, Row, compare, parser, quartiles, show
 from loaders import CACHED, DECODING, HUGGING_FACE, OURS, TIMM, build_sides, our_batches
 from photographs import make_photographs
 from PIL import Image
-from side_by_side import Rounds, Row, compare, parser, quartiles, show
 
 from vit_scale.config import DataConfig
 from vit_scale.data.data import open_data
 from vit_scale.data.sources.table_source import Source
 
 SMALL = 64
-GOALS = {(OURS, False): 2.0, (CACHED, False): 6.0, (OURS, True): 3.0, (CACHED, True): 3.0}
-"""By side, and whether images are small."""
+TARGETS = {(OURS, False): 2.0, (CACHED, False): 6.0, (OURS, True): 3.0, (CACHED, True): 3.0}
+"""Targets by side and whether images are small."""
 LIMITS = {
-    OURS: "decoding JPEG, two thirds of a photograph's time, most of it Huffman codes; a sixth of a small image's",
-    CACHED: "resizing a fifth, RandAugment a third, normalising in the training process a sixth",
+    OURS: "JPEG decoding: 2/3 of the time for photographs, mostly Huffman decoding; 1/6 for small images",
+    CACHED: "resizing (1/5 of the time), RandAugment (1/3), normalization in the training process (1/6)",
 }
 
 
 def main() -> None:
-    """Parse, measure, print."""
-    # The training process only normalises here; more threads would take the cores from the workers.
+    """Run the benchmark and print the results."""
+    # The training process only normalizes here; more threads would compete with the workers for cores.
     torch.set_num_threads(1)
     options = parser(__doc__, rounds=5)
-    options.add_argument("--data", nargs="+", help="data.source; default: photographs of scikit-learn")
-    options.add_argument("--size", type=int, help="image size; default: 224, or the images' own if they are small")
+    options.add_argument("--data", nargs="+", help="data.source; default: scikit-learn's photographs")
+    options.add_argument("--size", type=int, help="image size; default: 224, or the original size of small images")
     options.add_argument("--workers", type=int, default=2)
     options.add_argument("--batch", type=int, default=64)
-    options.add_argument("--seconds", type=float, default=3.0, help="of each side in each round")
+    options.add_argument("--seconds", type=float, default=3.0, help="per side and round")
     args = options.parse_args()
     rows: list[Row] = []
     notes: list[str] = []
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def measure_folder(folder: str, args: argparse.Namespace, scratch: str) -> tuple[list[Row], list[str]]:
-    """The rows of one data.source, and what else was seen."""
+    """Return the rows and notes for one data.source."""
     source = open_source(folder)
     size = args.size or default_size(source)
     sides = build_sides(source, folder, size, args, scratch)
@@ -70,37 +70,37 @@ def measure_folder(folder: str, args: argparse.Namespace, scratch: str) -> tuple
     memory = ", ".join(f"{value:.0f}" for value in worker_memory(source, size, args))
     name = f"{Path(folder).name} at {size} px"
     rows = [
-        row(f"{name}, {side} over {peer}", side, peer, rates, costs, GOALS[side, size <= SMALL])
-        for peer in (TIMM, HUGGING_FACE)
+        row(f"{name}, {side} vs. {baseline}", side, baseline, rates, costs, TARGETS[side, size <= SMALL])
+        for baseline in (TIMM, HUGGING_FACE)
         for side in (OURS, CACHED)
     ]
     notes = [
-        f"{name}: mean and deviation of the batches: {statistics}",
-        f"{name}: memory of our workers after each epoch, MB: {memory}",
+        f"{name}: mean and std of the batches: {statistics}",
+        f"{name}: memory of our workers after each epoch in MB: {memory}",
     ]
     return rows, notes
 
 
 def open_source(folder: str) -> Source:
-    """All images of the training split."""
+    """Open all images of the training split."""
     source = open_data(DataConfig(source=folder, val_fraction=1e-9), seed=0).train
-    assert isinstance(source, Source), "the benchmark needs images by index"
+    assert isinstance(source, Source), "the benchmark requires indexable images"
     return source
 
 
 def default_size(source: Source) -> int:
-    """224, or the size of small images."""
+    """Return 224, or the original size of small images."""
     image = source.read(0).image
     width = Image.open(image if isinstance(image, str) else io.BytesIO(image)).size[0]
     return width if width <= SMALL else 224
 
 
-def row(case: str, side: str, peer: str, rates: Rounds, costs: Rounds, goal: float) -> Row:
-    """One comparison, with the ratios to decoding alone and by processor time."""
-    result = compare(case, rates, side, peer, "images/s", goal=goal, limit=LIMITS[side])
-    result.more["of decoding alone"] = _median_ratio(rates, side, DECODING)
-    result.more["ms of processor time an image"] = quartiles(costs[side])[1]
-    result.more["ratio by processor time"] = _median_ratio(costs, peer, side)
+def row(case: str, side: str, baseline: str, rates: Rounds, costs: Rounds, target: float) -> Row:
+    """Build a row, with the ratio to decoding alone and the ratio in CPU time."""
+    result = compare(case, rates, side, baseline, "images/s", target=target, limit=LIMITS[side])
+    result.more["x decoding alone"] = _median_ratio(rates, side, DECODING)
+    result.more["ms CPU time per image"] = quartiles(costs[side])[1]
+    result.more["ratio in CPU time"] = _median_ratio(costs, baseline, side)
     return result
 
 
@@ -112,19 +112,19 @@ def _median_ratio(values: Rounds, over: str, under: str) -> float:
 
 
 def compare_statistics(sides: Mapping[str, Any], batches: int = 8) -> str:
-    """Mean and deviation of some batches of each side: the same work gives the same distribution."""
+    """Compare mean and std of some batches of each side: identical work gives the same distribution."""
     found = {}
     for name in (TIMM, HUGGING_FACE, OURS, CACHED):
         images = torch.cat([next(sides[name]).clone() for _ in range(batches)])
         found[name] = (images.mean().item(), images.std().item())
     for name in (OURS, CACHED):
-        far = max(abs(x - y) for x, y in zip(found[name], found[TIMM], strict=True))
-        assert far < 0.15, f"{name} does other work than timm: {found}"
-    return ", ".join(f"{name} {mean:.2f} {deviation:.2f}" for name, (mean, deviation) in found.items())
+        distance = max(abs(x - y) for x, y in zip(found[name], found[TIMM], strict=True))
+        assert distance < 0.15, f"{name} does different work than timm: {found}"
+    return ", ".join(f"{name} {mean:.2f} {std:.2f}" for name, (mean, std) in found.items())
 
 
 def measure(sides: Mapping[str, Any], args: argparse.Namespace) -> tuple[Rounds, Rounds]:
-    """Images per second, and milliseconds of processor time an image, of each side in each round."""
+    """Return images/s and CPU ms per image, per side and round."""
     rates: Rounds = {name: [] for name in sides}
     costs: Rounds = {name: [] for name in sides}
     for _ in range(args.rounds):
@@ -136,7 +136,7 @@ def measure(sides: Mapping[str, Any], args: argparse.Namespace) -> tuple[Rounds,
 
 
 def run(side: Any, args: argparse.Namespace) -> tuple[float, float]:
-    """Images per second and CPU ms per image, once others' workers are idle and this side's queue is used up."""
+    """Return images/s and CPU ms per image, after other workers are idle and this side's queue is drained."""
     wait_until_idle()
     for _ in range(2 * args.workers + 2):
         next(side)
@@ -148,7 +148,7 @@ def run(side: Any, args: argparse.Namespace) -> tuple[float, float]:
 
 
 def wait_until_idle() -> None:
-    """Workers fill their queues after the last batch was taken; that must not slow down the side that is next."""
+    """Wait until workers have filled their queues, so that they do not slow down the next side."""
     busy = True
     while busy:
         before = cpu_seconds()
@@ -157,13 +157,13 @@ def wait_until_idle() -> None:
 
 
 def cpu_seconds() -> float:
-    """Processor time of this process and its workers so far."""
+    """Return the CPU time of this process and its workers so far."""
     me = psutil.Process()
     return sum(times.user + times.system for times in (process.cpu_times() for process in (me, *me.children())))
 
 
 def worker_memory(source: Source, size: int, args: argparse.Namespace, epochs: int = 6) -> list[float]:
-    """Memory of the workers alone (not shared with others) after each epoch, in MB."""
+    """Return the unshared memory of the workers after each epoch, in MB."""
     before = set(psutil.Process().children())
     batches = our_batches(source, size, args)
     per_epoch = max(1, min(len(source), 5000) // args.batch)

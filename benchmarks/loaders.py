@@ -1,4 +1,4 @@
-"""Endless batches of the same images with the same augmentation: ours, timm's, Hugging Face's and decoding alone."""
+"""Infinite batches of the same images with the same augmentation: ours, timm, Hugging Face, and decoding alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MEAN, STD = NORMALIZATIONS["imagenet"]
 
 
 def build_sides(source: Source, folder: str, size: int, args: argparse.Namespace, scratch: str) -> dict[str, Any]:
-    """Endless iterators over normalised batches, by name; decoding alone gives numbers of images."""
+    """Return infinite iterators over normalized batches by name; decoding alone yields numbers of images."""
     cache = DataConfig(source=folder, cache="decoded", cache_dir=scratch)
     cached = with_cache(source, cache, img_size=(size, size), in_chans=3)
     return {
@@ -45,7 +45,7 @@ def build_sides(source: Source, folder: str, size: int, args: argparse.Namespace
 
 
 def our_batches(source: Any, size: int, args: argparse.Namespace) -> Iterator[torch.Tensor]:
-    """As training gets them."""
+    """Yield batches as in training."""
     loader = TrainLoader(
         source,
         TrainTransform(AUGMENT, (size, size), MEAN, STD),
@@ -65,7 +65,7 @@ def normalized(loader: TrainLoader) -> Iterator[torch.Tensor]:
 
 
 def timm_batches(folder: str, size: int, args: argparse.Namespace) -> Iterator[torch.Tensor]:
-    """By timm's `create_loader`."""
+    """Yield batches from timm's `create_loader`."""
     from timm.data import create_loader
 
     loader = create_loader(
@@ -88,7 +88,7 @@ def timm_batches(folder: str, size: int, args: argparse.Namespace) -> Iterator[t
 
 
 class Repeated(Dataset[Any]):
-    """An epoch that never ends."""
+    """An infinite epoch."""
 
     def __init__(self, dataset: Any):
         self.dataset = dataset
@@ -101,9 +101,9 @@ class Repeated(Dataset[Any]):
 
 
 def hugging_face_batches(folder: str, size: int, args: argparse.Namespace) -> Iterator[torch.Tensor]:
-    """By `with_transform` and torchvision's transforms v2 on uint8 tensors, the fast way of its documentation.
+    """Yield batches from `with_transform` and torchvision transforms v2 on uint8 tensors, as its docs recommend.
 
-    Its RandAugment has 31 strengths; 27 is timm's 9 of 10.
+    torchvision's RandAugment has 31 magnitudes; 27 corresponds to 9 of 10 in timm.
     """
     from torchvision.transforms import v2
 
@@ -130,7 +130,7 @@ def hugging_face_batches(folder: str, size: int, args: argparse.Namespace) -> It
 
 
 class Decoding(Dataset[int]):
-    """Whole JPEG files decoded in colour, `batch` at a time."""
+    """Full JPEG files decoded in color, `batch` at a time."""
 
     def __init__(self, source: Source, batch: int):
         self.source, self.batch = source, batch
@@ -150,5 +150,5 @@ class Decoding(Dataset[int]):
 
 
 def decoded_images(source: Source, args: argparse.Namespace) -> Iterator[int]:
-    """Numbers of images that were decoded and thrown away."""
+    """Yield the number of images decoded and discarded."""
     return iter(DataLoader(Decoding(source, args.batch), batch_size=None, num_workers=args.workers))

@@ -1,11 +1,11 @@
-"""What the training loop costs beyond forward, backward and the optimizer's step.
+"""Overhead of the training loop compared with forward, backward and optimizer step.
 
     python benchmarks/loop_overhead.py [--rounds 12] [--model vit_cifar_small] [--batch 64] [--json]
 
-One side is the loop's own update with all that belongs to it: normalising uint8 images, soft targets, the guard against
-non-finite values, clipping, EMA, norms and logging (once in a round, far more often than by default), an offline W&B
-run. The other is a bare loop over the same model and batch with fused AdamW. Loading, evaluating and saving are not in
-it: they have benchmarks of their own.
+One side is the full step of the loop: normalizing uint8 images, soft targets, the check for non-finite values,
+clipping, EMA, norms and logging (once per round, far more often than by default), and an offline W&B run. The other is
+a bare loop over the same model and batch with fused AdamW. Data loading, evaluation and checkpointing are excluded:
+they have separate benchmarks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from side_by_side import compare, interleave, parser, seconds, show
+from compare import compare, interleave, parser, seconds, show
 
 from vit_scale.data.batch import Batch
 from vit_scale.recipe import build_config
@@ -29,17 +29,17 @@ from vit_scale.train.loop import log, take_step
 from vit_scale.train.meter import Meter
 
 STEPS = 5
-GOAL = 1.02
-LIMIT = "the EMA's pass over the weights; clipping and the guard ride on the optimizer's own pass"
+TARGET = 1.02
+LIMIT = "the EMA's pass over the weights; clipping and the non-finite check are fused into the optimizer's pass"
 
 
 def main() -> None:
-    """Parse, measure, print."""
+    """Run the benchmark and print the results."""
     options = parser(__doc__, rounds=12)
     options.add_argument("--model", default="vit_cifar_small")
     options.add_argument("--batch", type=int, default=64)
     args = options.parse_args()
-    # What the run says goes where it does not mix with the figures.
+    # Keep the output of the run separate from the results.
     with tempfile.TemporaryDirectory() as scratch, contextlib.redirect_stdout(sys.stderr):
         run = open_run(args, Path(scratch))
         batches = next(run.steps())
@@ -48,12 +48,12 @@ def main() -> None:
         values = interleave(sides, args.rounds)
         run.close()
         run.record.close()
-    case = f"{args.model}, batch {args.batch}: a step of the loop over a bare one"
-    show([compare(case, values, "ours", "bare", "s", goal=GOAL, better="lower", limit=LIMIT)], args)
+    case = f"{args.model}, batch {args.batch}: step of the loop vs. bare step"
+    show([compare(case, values, "ours", "bare", "s", target=TARGET, better="lower", limit=LIMIT)], args)
 
 
 def open_run(args: argparse.Namespace, scratch: Path) -> Run:
-    """A run that would go on for ever."""
+    """Build a run that is never finished."""
     recipe = {
         "model": {"name": args.model},
         "data": {"source": "synthetic", "synthetic_images": args.batch, "synthetic_size": 32, "workers": 0},
@@ -69,7 +69,7 @@ def open_run(args: argparse.Namespace, scratch: Path) -> Run:
 
 
 def our_steps(run: Run, batches: list[Batch]) -> Callable[[], None]:
-    """Updates as vit_scale.train.loop does them, and what is logged of them."""
+    """Return steps as in vit_scale.train.loop, with logging."""
     meter = Meter(run)
 
     def steps() -> None:
@@ -85,7 +85,7 @@ def our_steps(run: Run, batches: list[Batch]) -> Callable[[], None]:
 
 
 def bare_steps(run: Run, batches: list[Batch]) -> Callable[[], None]:
-    """The same model and batch, and nothing else."""
+    """Return bare steps with the same model and batch."""
     inputs = run.task.inputs(batches[0], step=0)
     images, targets, model = inputs.args[0].clone(), inputs.rest["target"], copy.deepcopy(run.state.model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)

@@ -1,12 +1,12 @@
-"""Peak memory of training: our model beside timm's at the same batch, and each strategy beside its prediction.
+"""Peak memory of training: our model vs. timm at the same batch size, and each strategy vs. its prediction.
 
     python benchmarks/memory.py [--models vit_cifar_small:64 ...] [--cases vit_cifar_base:4 ...] [--json]
 
-The peak is the most that torch's allocator had handed out at once, the model's making included; on a CPU the profiler
-tells it. The first rows train both models for three steps in this process, with fused AdamW. In the others two
-processes (gloo, or NCCL on GPUs) take three updates of a run under DDP and ZeRO-1, -2, -3 by the training loop, with
-EMA; the peer is what `--dry-run` and launch/report.py predict for the same run. That another thread freed a block, such
-as gloo's, is seen only when its place is taken again, so the process with the smaller peak counts.
+The peak is the maximum that torch's allocator has allocated, including model creation; on CPU it is measured with the
+profiler. The first rows train both models for three steps in this process, with fused AdamW. For the other rows, two
+processes (gloo, or NCCL on GPUs) run three steps of the training loop with DDP and ZeRO-1, -2, -3 and EMA; the baseline
+is the prediction of `--dry-run` and launch/report.py for the same run. A block freed by another thread, such as gloo's,
+is noticed only when its memory is allocated again, so the process with the smaller peak is used.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 import yaml
+from compare import Row, model_and_batch, parser, show
 from programs import run_program
-from side_by_side import Row, model_and_batch, parser, show
 from torch import nn
 from train_step import build_theirs, step_of
 
@@ -36,31 +36,29 @@ from vit_scale.report.model_report import report_on
 PROCESSES = 2
 WITHIN = 0.1
 MEGABYTE = 1e6
-LIMIT = "activations that the backward pass needs, which are the same; branches that are skipped keep none"
-LIMIT_OF_MODEL = (
-    "what torch and DeepSpeed hold for a moment only: gathered weights, flattened copies, messages on the way"
-)
+LIMIT = "activations required by the backward pass, which are the same; skipped branches save none"
+PREDICTION_LIMIT = "temporary buffers of torch and DeepSpeed: gathered weights, flattened copies, messages in flight"
 
 
 def main() -> None:
-    """Parse, measure, print."""
+    """Run the benchmark and print the results."""
     options = parser(__doc__, rounds=1)
     options.add_argument("--models", nargs="+", default=["vit_cifar_small:64", "vit_small_patch16_224:8"])
     options.add_argument("--drop-path", nargs="+", type=float, default=[0.0, 0.1, 0.4])
     options.add_argument("--cases", nargs="+", default=["vit_cifar_small:16", "vit_cifar_512x6:8"])
     args = options.parse_args()
-    rows = [beside_timm(*model_and_batch(model), rate, args) for model in args.models for rate in args.drop_path]
+    rows = [compare_with_timm(*model_and_batch(model), rate, args) for model in args.models for rate in args.drop_path]
     for case in args.cases:
-        rows += [beside_prediction(*model_and_batch(case), strategy, args) for strategy in STRATEGIES]
+        rows += [compare_with_prediction(*model_and_batch(case), strategy, args) for strategy in STRATEGIES]
     show(rows, args)
 
 
-def beside_timm(name: str, batch: int, rate: float, args: argparse.Namespace) -> Row:
-    """Three steps of each model."""
+def compare_with_timm(name: str, batch: int, rate: float, args: argparse.Namespace) -> Row:
+    """Compare three steps of each model."""
     ours = peak_bytes(lambda: train(_ours(name, rate), batch, args.device), args.device) / MEGABYTE
     theirs = peak_bytes(lambda: train(build_theirs(name, rate, 10), batch, args.device), args.device) / MEGABYTE
     case, ratio = f"{name}, batch {batch}, drop path {rate:g}", ours / theirs
-    return Row(case, ours, theirs, "MB", ratio, ratio, ratio, goal=1.0, better="lower", limit=LIMIT)
+    return Row(case, ours, theirs, "MB", ratio, ratio, ratio, target=1.0, better="lower", limit=LIMIT)
 
 
 def _ours(name: str, rate: float) -> nn.Module:
@@ -68,7 +66,7 @@ def _ours(name: str, rate: float) -> nn.Module:
 
 
 def train(model: Any, batch: int, device: str) -> object:
-    """Three steps on images that stay in memory."""
+    """Train three steps on images in memory."""
     torch.manual_seed(0)
     model = model.train().to(device)
     height, width = model.patch_embed.img_size
@@ -79,16 +77,18 @@ def train(model: Any, batch: int, device: str) -> object:
     return model, step
 
 
-def beside_prediction(name: str, batch: int, strategy: Strategy, args: argparse.Namespace) -> Row:
-    """Three updates of a run on two processes."""
+def compare_with_prediction(name: str, batch: int, strategy: Strategy, args: argparse.Namespace) -> Row:
+    """Compare three steps of a run on two processes with the prediction."""
     tree = recipe(name, batch, strategy)
     measured, expected = measure(tree) / MEGABYTE, predict(tree, strategy, batch) / MEGABYTE
-    case, ratio = f"{name}, {batch} images a process, {strategy}: measured over predicted", measured / expected
-    return Row(case, measured, expected, "MB", ratio, ratio, ratio, goal=WITHIN, better="near", limit=LIMIT_OF_MODEL)
+    case, ratio = f"{name}, {batch} images per process, {strategy}: measured vs. predicted", measured / expected
+    return Row(
+        case, measured, expected, "MB", ratio, ratio, ratio, target=WITHIN, better="near", limit=PREDICTION_LIMIT
+    )
 
 
 def recipe(name: str, batch: int, strategy: str) -> dict[str, Any]:
-    """A run on synthetic images."""
+    """Return the recipe of a run on synthetic images."""
     return {
         "model": {"name": name},
         "data": {"source": "synthetic", "synthetic_images": 256, "synthetic_classes": 10, "workers": 0},
@@ -101,20 +101,20 @@ def recipe(name: str, batch: int, strategy: str) -> dict[str, Any]:
 
 
 def measure(tree: dict[str, Any]) -> int:
-    """Bytes at the peak, of the process where less was missed."""
+    """Return the peak bytes of the process with the smaller peak."""
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch, "recipe.yaml")
         path.write_text(yaml.safe_dump(tree))
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(PROCESSES)]
         here = str(Path(__file__).with_name("memory_of_run.py"))
-        # Large blocks each in pages of their own, so that the place of one that was freed is soon taken by another.
+        # Put large blocks on separate pages, so that the memory of a freed block is soon reused by another.
         environment = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
         out = run_program([*launcher, here, str(path), f"run.dir={scratch}/run"], environment)
     return min(json.loads(line)["peak"] for line in out.splitlines() if line.startswith('{"peak"'))
 
 
 def predict(tree: dict[str, Any], strategy: Strategy, batch: int) -> int:
-    """Bytes at the peak by the memory model."""
+    """Return the peak bytes predicted by the memory model."""
     config = build_config(tree)
     machine = Machine("CPU", PROCESSES, 2**40, None, "cpu", "fp32")
     model = memory_model(report_on(config, gpus=PROCESSES), machine, config)

@@ -1,9 +1,9 @@
-"""Measures the memory of a run: a few updates by the training loop, on one process or under a launcher.
+"""Measure the memory of a run: a few steps of the training loop, on one process or with a launcher.
 
     python benchmarks/memory_of_run.py RECIPE [a.b=c ...]
 
-Prints a line of JSON for each process: the most bytes that torch had allocated at once on its device. Data and
-logging are left out: a batch that stays in memory is trained on.
+Prints one line of JSON per process: the peak number of bytes that torch has allocated on its device. Data loading and
+logging are excluded: it trains on one batch in memory.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from vit_scale.strategies.processes import close_processes
 from vit_scale.train.build import Run, build_run
 from vit_scale.train.loop import take_step
 
-UPDATES = 3
+STEPS = 3
 
 
 def main() -> None:
-    """Parse, measure, print."""
+    """Measure and print the peak memory."""
     recipe, *options = sys.argv[1:]
     config = load_recipe(recipe, options)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -31,7 +31,7 @@ def main() -> None:
 
     def work() -> Run:
         runs.append(build_run(config, recipe))
-        take_updates(runs[0])
+        run_steps(runs[0])
         return runs[0]
 
     peak = peak_bytes(work, device)
@@ -41,10 +41,10 @@ def main() -> None:
     close_processes()
 
 
-def take_updates(run: Run) -> None:
-    """Updates as the loop takes them, on the first batches of the run."""
+def run_steps(run: Run) -> None:
+    """Run steps of the training loop on the first batches of the run."""
     batches = next(run.steps())
-    for _ in range(UPDATES):
+    for _ in range(STEPS):
         take_step(run, batches)
 
 

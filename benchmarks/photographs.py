@@ -1,4 +1,4 @@
-"""Images to measure on where no folder is given: cut from the two photographs that scikit-learn ships."""
+"""Default benchmark images: crops of the two photographs included in scikit-learn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from PIL import Image
 
 
 def make_photographs(folder: Path, count: int = 300, width: int = 470, height: int = 400) -> str:
-    """JPEG files in two classes; returns the folder as a data.source."""
+    """Write JPEG files in two classes; returns the directory as a data.source."""
     from sklearn.datasets import load_sample_images
 
     rng = np.random.default_rng(0)

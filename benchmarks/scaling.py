@@ -1,9 +1,9 @@
-"""Images per second on two processes beside one, at equal threads and images for each process.
+"""Throughput of two processes vs. one, with equal threads and images per process.
 
     python benchmarks/scaling.py [--rounds 2] [--strategy ddp] [--json]
 
-Both are `accelerate launch` on the same recipe, in turn, on synthetic images that cost nothing to load; on a CPU over
-gloo with one thread a process. The rate is that of the second half of the updates.
+Both run `accelerate launch` with the same recipe, alternately, on synthetic images without loading cost; on CPU over
+gloo with one thread per process. The throughput is measured over the second half of the steps.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ import tempfile
 from pathlib import Path
 
 import yaml
+from compare import compare, interleave, parser, program_peak, show, with_mfu
 from programs import logged_rate, run_program
-from side_by_side import compare, interleave, parser, peak_of_programs, show, with_shares_of_peak
 
 import vit_scale
 
-GOAL = 1.8
-LIMIT = "gradients are summed over the processes after each backward pass; on one CPU both share its memory and cache"
+TARGET = 1.8
+LIMIT = "the all-reduce of gradients after each backward pass; on one CPU both processes share its memory and cache"
 
 
 def main() -> None:
-    """Parse, measure, print."""
+    """Run the benchmark and print the results."""
     options = parser(__doc__, rounds=2)
     options.add_argument("--model", default="vit_cifar_small")
-    options.add_argument("--micro", type=int, default=32, help="images of a process in a step (default: %(default)s)")
+    options.add_argument("--micro", type=int, default=32, help="batch size per process (default: %(default)s)")
     options.add_argument("--steps", type=int, default=16)
     options.add_argument("--strategy", default="ddp", help="for two processes (default: %(default)s)")
     args = options.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         sides = {str(count): lambda count=count: rate(count, args, Path(scratch)) for count in (1, 2)}
         values = interleave(sides, args.rounds, warmup=0)
-    case = f"{args.model}, {args.micro} images a process, {args.strategy}: two processes over one"
-    row = compare(case, values, "2", "1", "images/s", goal=GOAL, limit=LIMIT)
-    show([with_shares_of_peak(row, vit_scale.create_model(args.model), peak_of_programs(args.device))], args)
+    case = f"{args.model}, {args.micro} images per process, {args.strategy}: two processes vs. one"
+    row = compare(case, values, "2", "1", "images/s", target=TARGET, limit=LIMIT)
+    show([with_mfu(row, vit_scale.create_model(args.model), program_peak(args.device))], args)
 
 
 def rate(processes: int, args: argparse.Namespace, scratch: Path) -> float:
-    """Images per second of so many processes."""
+    """Return the images/s of `processes` processes."""
     folder = Path(tempfile.mkdtemp(dir=scratch))
     batch = args.micro * processes
     recipe = {

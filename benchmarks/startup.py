@@ -1,10 +1,10 @@
-"""From the command to the first update, beside timm's way of starting on the same images; and the quick commands.
+"""Time to first step vs. timm on the same images, and duration of short commands.
 
-    python benchmarks/startup.py [--data FOLDER] [--rounds 3] [--json]
+    python benchmarks/startup.py [--data SOURCE] [--rounds 3] [--json]
 
-Ours is launch/train.py with EMA and an offline W&B run; its first update is seen when metrics.jsonl has a line. timm's
-is timm_train.py, which puts the parts of its train.py together; its first update is seen when it prints one. Both
-programs are ended there.
+Ours is launch/train.py with EMA and an offline W&B run; its first step is done when metrics.jsonl has a line. timm's is
+timm_train.py, which combines the components of its train.py; its first step is done when it prints a line. Both are
+then killed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import time
 from pathlib import Path
 
 import yaml
+from compare import Row, compare, interleave, parser, quartiles, show
 from photographs import make_photographs
 from programs import ROOT, time_until
-from side_by_side import Row, compare, interleave, parser, quartiles, show
 from train_end_to_end import Case, our_recipe
 
 HERE = Path(__file__).parent
-GOAL = 0.7
-LIMIT = "importing torch, accelerate and datasets, which both sides need"
+TARGET = 0.7
+LIMIT = "importing torch, accelerate and datasets, which both sides require"
 QUICK = {
     "launch/train.py --help": ["launch/train.py", "--help"],
     "launch/report.py vit_large_patch16_224": ["launch/report.py", "vit_large_patch16_224"],
@@ -33,16 +33,16 @@ QUICK = {
 
 
 def main() -> None:
-    """Parse, measure, print."""
+    """Run the benchmark and print the results."""
     options = parser(__doc__, rounds=3)
-    options.add_argument("--data", help="images, at 32 px; default: cut from scikit-learn's photographs")
+    options.add_argument("--data", help="images, used at 32 px; default: crops of scikit-learn's photographs")
     args = options.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         data = args.data or make_photographs(Path(scratch, "small"), 4000, 32, 32)
         case = Case("small images", "vit_cifar_small", 32, 16, data)
         sides = {"ours": lambda: start_ours(case, Path(scratch)), "timm": lambda: start_timm(case)}
         values = interleave(sides, args.rounds)
-    first = compare("to the first update", values, "ours", "timm", "s", goal=GOAL, better="lower", limit=LIMIT)
+    first = compare("time to first step", values, "ours", "timm", "s", target=TARGET, better="lower", limit=LIMIT)
     show([first, *(quick(name, command, args) for name, command in QUICK.items())], args)
 
 
@@ -63,15 +63,15 @@ def start_timm(case: Case) -> float:
 
 
 def quick(name: str, command: list[str], args: argparse.Namespace) -> Row:
-    """How long a command takes; there is no peer, so the ratio is to one second."""
+    """Measure the duration of a command; without a baseline, the ratio is relative to one second."""
     times = []
     for _ in range(args.rounds):
         start = time.perf_counter()
         subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
         times.append(time.perf_counter() - start)
     low, middle, high = quartiles(times)
-    goal = 1.0 if "--help" in name else None
-    return Row(name, middle, 1.0, "s", middle, low, high, goal=goal, better="lower")
+    target = 1.0 if "--help" in name else None
+    return Row(name, middle, 1.0, "s", middle, low, high, target=target, better="lower")
 
 
 if __name__ == "__main__":

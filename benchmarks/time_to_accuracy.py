@@ -1,11 +1,11 @@
-"""What is learnt in a given time: recipes/cifar10/two_cores.yaml beside timm's parts with DeiT's recipe.
+"""Accuracy after a given time: recipes/cifar10/two_cores.yaml vs. timm components with DeiT's recipe.
 
-    python benchmarks/time_to_accuracy.py --data FOLDER [--minutes 25] [--sides ours timm] [--output docs/results]
+    python benchmarks/time_to_accuracy.py --data SOURCE [--minutes 25] [--sides ours timm] [--output docs/results]
 
-Both sides get the same minutes by the clock, from the command to the last evaluation, on the same images and the same
-machine, for plain ViTs of the same width, depth and number of heads. Ours runs on as many processes as there are cores
-(`--processes`), a short trial telling how many updates fit in; timm's schedule follows the clock. Writes OUTPUT.json
-with all evaluations and losses and OUTPUT.png with the curves. FOLDER is any data.source with images of 32 pixels.
+Both sides get the same wall-clock time, from the command to the last evaluation, on the same images and system, for
+plain ViTs of the same dimension, depth and number of heads. Ours runs on one process per core (`--processes`), after a
+short trial to determine the number of steps; timm's schedule follows the clock. Writes OUTPUT.json with all evaluations
+and losses, and OUTPUT.png with the curves. SOURCE is any data.source with images of 32 pixels.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from compare import machine
 from programs import ROOT, logged_rate, run_program
-from side_by_side import machine
 
 from vit_scale.recipe import load_recipe
 
@@ -30,13 +30,13 @@ RECIPE = ROOT / "recipes/cifar10/two_cores.yaml"
 EVALUATIONS = 4
 TRIAL_STEPS = 60
 MARGIN = 0.97
-"""Share of the time that is planned with: a machine's speed changes."""
+"""Fraction of the time to plan for, since the speed of a system varies."""
 SHAPE = ("embed_dim", "depth", "num_heads", "dropout")
 Curve = dict[str, Any]
 
 
 def main() -> None:
-    """Parse, train both, write."""
+    """Train both sides and write the results."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--data", required=True)
     options.add_argument("--minutes", type=float, default=25)
@@ -60,12 +60,12 @@ def main() -> None:
 
 
 def train_ours(args: argparse.Namespace) -> Curve:
-    """The recipe, with as many updates as fit into the time."""
+    """Train the recipe with as many steps as fit into the time."""
     batch = load_recipe(RECIPE, []).batch.global_
     with tempfile.TemporaryDirectory() as scratch:
         cache = f"data.cache_dir={scratch}/cache"
-        rate, around, evaluation = run_trial(args, Path(scratch, "trial"), cache, batch)
-        seconds = 60 * args.minutes - around - (EVALUATIONS - 1) * evaluation
+        rate, overhead, evaluation = run_trial(args, Path(scratch, "trial"), cache, batch)
+        seconds = 60 * args.minutes - overhead - (EVALUATIONS - 1) * evaluation
         steps = int(MARGIN * seconds * rate / batch)
         lengths = [*length(steps), f"run.eval_every={-(-steps // EVALUATIONS)}", "run.log_every=20"]
         start = time.perf_counter()
@@ -81,20 +81,22 @@ def train_ours(args: argparse.Namespace) -> Curve:
 
 
 def run_trial(args: argparse.Namespace, folder: Path, cache: str, batch: int) -> tuple[float, float, float]:
-    """Images per second; seconds that starting, evaluating and ending take; those of an evaluation alone."""
+    """Return images/s, the seconds of startup, evaluation and shutdown, and the seconds of one evaluation."""
     start = time.perf_counter()
     rarely = ["run.eval_every=1000000", f"run.log_every={TRIAL_STEPS}"]
     lines = launch(args, folder, cache, *length(TRIAL_STEPS), *rarely)
-    whole = time.perf_counter() - start
+    total = time.perf_counter() - start
     rate = logged_rate(folder, TRIAL_STEPS)
     logged, evaluated = (next(line["seconds"] for line in lines if key in line) for key in ("train/loss", "val/top1"))
-    around = whole - TRIAL_STEPS * batch / rate
-    print(f"trial: {rate:.0f} images/s, {around:.0f} s around, {evaluated - logged:.0f} s an evaluation", flush=True)
-    return rate, around, evaluated - logged
+    overhead = total - TRIAL_STEPS * batch / rate
+    print(
+        f"trial: {rate:.0f} images/s, {overhead:.0f} s overhead, {evaluated - logged:.0f} s per evaluation", flush=True
+    )
+    return rate, overhead, evaluated - logged
 
 
 def length(steps: int) -> list[str]:
-    """So many updates, with the recipe's share of warm-up."""
+    """Return the options for `steps` steps, with the recipe's fraction of warmup."""
     schedule = load_recipe(RECIPE, []).schedule
     warmup = round(steps * (schedule.warmup_epochs or 0) / (schedule.epochs or 1))
     epochs = ["schedule.epochs=null", "schedule.warmup_epochs=null"]
@@ -102,7 +104,7 @@ def length(steps: int) -> list[str]:
 
 
 def launch(args: argparse.Namespace, folder: Path, *options: str) -> list[dict[str, Any]]:
-    """Train; returns the lines of metrics.jsonl with the seconds after which each was there."""
+    """Train; returns the entries of metrics.jsonl with the seconds at which each was written."""
     accelerate = [str(Path(sys.executable).with_name("accelerate")), "launch"]
     accelerate += ["--num_processes", str(args.processes), *(["--multi_gpu"] if args.processes > 1 else [])]
     given = [f"data.source={args.data}", f"run.dir={folder}", *options]
@@ -120,14 +122,14 @@ def launch(args: argparse.Namespace, folder: Path, *options: str) -> list[dict[s
 
 
 def read_as_written(path: Path, lines: list[dict[str, Any]], ended: threading.Event) -> None:
-    """Add the lines of a file as they come, with the seconds since now, until `ended`."""
+    """Append the lines of a file as they are written, with the seconds since the call, until `ended` is set."""
     start = time.perf_counter()
     while True:
-        last_look = ended.wait(0.5)
+        is_last = ended.wait(0.5)
         written = path.read_text().splitlines() if path.exists() else []
         for line in written[len(lines) :]:
             lines.append(json.loads(line) | {"seconds": time.perf_counter() - start})
-        if last_look:
+        if is_last:
             return
 
 
@@ -135,7 +137,7 @@ def read_as_written(path: Path, lines: list[dict[str, Any]], ended: threading.Ev
 
 
 def train_timm(args: argparse.Namespace) -> Curve:
-    """timm_train.py for as long, for a model of the same shape."""
+    """Run timm_train.py for the same time, with a model of the same shape."""
     model = load_recipe(RECIPE, []).model
     shape = {name: getattr(model, name) for name in SHAPE if getattr(model, name) is not None}
     batch = 128
@@ -155,21 +157,21 @@ def train_timm(args: argparse.Namespace) -> Curve:
 
 
 def draw(curves: dict[str, Any], path: Path) -> None:
-    """Accuracy over minutes."""
+    """Plot accuracy over time."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4), dpi=110)
-    names = {"ours": "vit_scale, recipes/cifar10/two_cores.yaml", "timm": "timm's parts, DeiT's recipe"}
+    names = {"ours": "vit_scale, recipes/cifar10/two_cores.yaml", "timm": "timm components, DeiT's recipe"}
     for side, name in names.items():
         if side in curves:
             points = curves[side]["evaluations"]
             x, y = [point["seconds"] / 60 for point in points], [100 * point["top1"] for point in points]
             axes.plot(x, y, marker="o", label=name)
-            axes.annotate(f"{y[-1]:.1f} %", (x[-1], y[-1]), xytext=(-6, 6), textcoords="offset points", ha="right")
-    axes.set(xlabel="minutes on two CPU cores", ylabel="top-1 on CIFAR-10's test images, %", ylim=(0, 100))
+            axes.annotate(f"{y[-1]:.1f}%", (x[-1], y[-1]), xytext=(-6, 6), textcoords="offset points", ha="right")
+    axes.set(xlabel="minutes on two CPU cores", ylabel="CIFAR-10 test top-1, %", ylim=(0, 100))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     figure.tight_layout()

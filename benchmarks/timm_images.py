@@ -1,4 +1,4 @@
-"""The images of a data.source as timm's reader of Hugging Face datasets opens them."""
+"""Images of a data.source, read like timm's reader for Hugging Face datasets."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FOREVER = 1_000_000
 
 
 class TimmImages(Dataset[tuple[Any, int]]):
-    """Decoded by Pillow through `datasets`; of the training images in an epoch that never ends.
+    """Images decoded by Pillow through `datasets`; for training, an infinite epoch.
 
-    timm fills and drains its queue at each epoch; a few hundred images would make that the thing measured.
+    timm fills and drains its queue every epoch; with a few hundred images, that would dominate the measurement.
     """
 
     def __init__(self, folder: str, train: bool = True):
@@ -25,7 +25,7 @@ class TimmImages(Dataset[tuple[Any, int]]):
 
         data = open_data(DataConfig(source=folder, val_fraction=1e-9), seed=0)
         source = data.train if train else data.val
-        assert isinstance(source, Source), "the benchmark needs images by index"
+        assert isinstance(source, Source), "the benchmark requires indexable images"
         self.num_classes = data.num_classes
         features = source.dataset.features
         self.image, self.label = find_image_column(features, DataConfig()), find_label_column(features, DataConfig())

@@ -1,12 +1,12 @@
-"""Whole training, images to updates: launch/train.py beside a loop built as timm's train.py is.
+"""End-to-end training throughput: launch/train.py vs. a loop like timm's train.py.
 
-    python benchmarks/train_end_to_end.py [--data FOLDER] [--small FOLDER] [--rounds 3] [--json]
+    python benchmarks/train_end_to_end.py [--data SOURCE] [--small SOURCE] [--rounds 3] [--json]
 
-Both sides are programs of their own, started in turn, with the same images, model, batch, threads, augmentation
+Both sides are separate programs, started alternately, with the same images, model, batch size, threads, augmentation
 (random resized crop, `rand-m9-mstd0.5-inc1`, erasing), MixUp, CutMix, label smoothing, AdamW, EMA and drop path; ours
-also guards against non-finite values, logs, and writes an offline W&B run. The first half of the updates warms up; the
-rate is that of the second, at whose end both must have come to about the same loss. Starting is startup.py's. Without
-folders, images are cut from scikit-learn's photographs.
+also checks for non-finite values, logs, and writes an offline W&B run. The first half of the steps is warmup; the
+throughput is measured over the second half, after which both must have about the same loss. Startup is measured by
+startup.py. By default, images are cropped from scikit-learn's photographs.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from compare import Row, compare, interleave, parser, program_peak, show, with_mfu
 from photographs import make_photographs
 from programs import logged, run_program, time_until
-from side_by_side import Row, compare, interleave, parser, peak_of_programs, show, with_shares_of_peak
 
 import vit_scale
 
 HERE = Path(__file__).parent
-GOAL = 1.35
+TARGET = 1.35
 SAME_LOSS = 0.1
-"""Weights, crops and mixtures are drawn differently, so that losses after a few updates are only alike."""
-LIMIT = "the model's step, nearly all of the time on two cores: see train_step.py; loading competes for the same cores"
+"""Weights, crops and mixing are drawn differently, so losses after a few steps are only similar."""
+LIMIT = (
+    "the training step, nearly all of the time on two cores (see train_step.py); data loading competes for the cores"
+)
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained on what."""
+    """Model and data of a comparison."""
 
     name: str
     model: str
@@ -47,11 +49,11 @@ class Case:
 
 
 def main() -> None:
-    """Parse, measure, print."""
+    """Run the benchmark and print the results."""
     options = parser(__doc__, rounds=3)
-    options.add_argument("--data", help="photographs, at 224 px")
-    options.add_argument("--small", help="small images, at 32 px, such as CIFAR-10")
-    options.add_argument("--steps", type=int, default=8, help="updates of each side in each round")
+    options.add_argument("--data", help="photographs, used at 224 px")
+    options.add_argument("--small", help="small images, e.g. CIFAR-10, used at 32 px")
+    options.add_argument("--steps", type=int, default=8, help="steps per side and round")
     args = options.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         small = args.small or make_photographs(Path(scratch, "small"), 4000, 32, 32)
@@ -64,7 +66,7 @@ def main() -> None:
 
 
 def measure(case: Case, args: argparse.Namespace, scratch: Path) -> Row:
-    """Images per second of both sides."""
+    """Measure the images/s of both sides."""
     losses: dict[str, float] = {}
 
     def side(name: str, run: Callable[[], tuple[float, float]]) -> Callable[[], float]:
@@ -79,15 +81,15 @@ def measure(case: Case, args: argparse.Namespace, scratch: Path) -> Row:
         "timm": side("timm", lambda: run_timm(case, args.steps)),
     }
     values = interleave(sides, args.rounds, warmup=0)
-    assert abs(losses["ours"] / losses["timm"] - 1) < SAME_LOSS, f"not the same training: losses {losses}"
+    assert abs(losses["ours"] / losses["timm"] - 1) < SAME_LOSS, f"losses differ: {losses}"
     name = f"{case.name}: {case.model}, batch {case.batch}"
-    row = compare(name, values, "ours", "timm", "images/s", goal=GOAL, limit=LIMIT)
-    row.more.update({"loss at the end, ours": losses["ours"], "loss at the end, peer": losses["timm"]})
-    return with_shares_of_peak(row, vit_scale.create_model(case.model), peak_of_programs(args.device))
+    row = compare(name, values, "ours", "timm", "images/s", target=TARGET, limit=LIMIT)
+    row.more.update({"final loss, ours": losses["ours"], "final loss, baseline": losses["timm"]})
+    return with_mfu(row, vit_scale.create_model(case.model), program_peak(args.device))
 
 
 def our_recipe(case: Case, steps: int, folder: Path) -> dict[str, Any]:
-    """DeiT's recipe in our options, with as much logging as a long run has."""
+    """Return DeiT's recipe in our options, with as much logging as in a long run."""
     return {
         "model": {"name": case.model, "drop_path": 0.1},
         "data": {"source": case.data, "val_fraction": 0.002, "workers": case.workers},
@@ -109,12 +111,12 @@ def our_recipe(case: Case, steps: int, folder: Path) -> dict[str, Any]:
 
 
 def run_ours(case: Case, steps: int, scratch: Path) -> tuple[float, float]:
-    """Images per second, and the loss of the last updates."""
+    """Return images/s and the loss of the last steps."""
     folder = Path(tempfile.mkdtemp(dir=scratch))
     recipe = folder / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(our_recipe(case, steps, folder / "run")))
     metrics = folder / "run/metrics.jsonl"
-    # Ended after the last update: the evaluation of all validation images that follows is not what is measured.
+    # Kill it after the last step: the subsequent evaluation of all validation images is not measured.
     time_until(
         [sys.executable, "launch/train.py", str(recipe)],
         lambda: metrics.exists() and f'"step": {steps},' in metrics.read_text(),
@@ -124,7 +126,7 @@ def run_ours(case: Case, steps: int, scratch: Path) -> tuple[float, float]:
 
 
 def run_timm(case: Case, steps: int) -> tuple[float, float]:
-    """Images per second, and the loss of the last update."""
+    """Return images/s and the loss of the last step."""
     half = steps // 2
     command = [sys.executable, str(HERE / "timm_train.py"), "--data", case.data, "--model", case.model]
     sizes = {"--size": case.size, "--batch": case.batch, "--steps": steps, "--workers": case.workers}

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
-from vit_scale.config import Config
+from vit_scale.config import RENAMED, Config, with_current_names
 from vit_scale.errors import UserError
 from vit_scale.recipe import (
-    RENAMED,
     all_options,
     build_config,
     flatten,
     load_recipe,
     options_help,
     to_yaml,
-    with_current_names,
 )
 
 RECIPE = "schedule: {epochs: 2}\n"
@@ -53,6 +52,7 @@ def test_nested_sweep_parameters_are_section_options(recipe: Path) -> None:
         ("batch.globall=4", "batch.global"),
         ("nonsense.key=4", "unknown option"),
         ("justaword", "section.name=value"),
+        ("model.attention=flash", "model.attention = flash: this option is now called model.kernel"),
         ("--unknown-flag", "--help"),
         ("optim.lr=fast", "optim.lr = 'fast': must be a number"),
         ("optim.lr=true", "optim.lr = True: must be a number"),
@@ -210,6 +210,20 @@ def test_config_of_an_old_run_directory_still_loads(tmp_path: Path) -> None:
     assert (config.optim.adamw_lr, config.augment.no_mix_epochs) == (0.003, 2.0)
     assert (config.run.max_skipped_steps, config.track.images, config.model.kernel) == (7, "never", "math")
     assert build_config(with_current_names(OLD_NAMES)) == config, "meta.json of an old checkpoint"
+
+
+def test_old_run_directory_can_be_resumed_loaded_and_shown(tmp_path: Path) -> None:
+    from vit_scale.checkpoints.run_dir import differing_options
+    from vit_scale.inference.loaded_run import _read_config
+    from vit_scale.page.runs import read_options
+
+    path = write(tmp_path, "config.yaml", yaml.safe_dump(OLD_NAMES))
+    current = build_config(with_current_names(OLD_NAMES))
+    assert differing_options(tmp_path, current) == {}
+    assert _read_config(tmp_path, []) == current
+    assert read_options(path)["optim.adamw_lr"] == 0.003
+    write(tmp_path, "meta.json", json.dumps({"config": OLD_NAMES}))
+    assert _read_config(tmp_path, []) == current, "a checkpoint"
 
 
 def test_current_names_are_left_unchanged() -> None:

@@ -45,7 +45,7 @@ def describe_write_error(error: Exception, folder: Path, sizes: dict[str, int]) 
 
 
 def _errno(error: Exception) -> int | None:
-    """The number of the system's error, which safetensors tells in its message only."""
+    """Return the system error number, which safetensors reports in its message only."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     found = re.search(r"os error (\d+)", str(error))

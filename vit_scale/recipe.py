@@ -27,7 +27,7 @@ RUN_CONFIG = "config.yaml"
 _RENAMED_FLAGS = {"--by-number": "--match-by-index"}
 
 
-# ---------------------------------------------------------------------------------------------------------- reading
+# -------------------------------------------------------------------------------------------------------------- reading
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -133,7 +133,7 @@ def merge(below: Tree, above: Tree) -> Tree:
     return merged
 
 
-# -------------------------------------------------------------------------------------------------------- overrides
+# ------------------------------------------------------------------------------------------------------------ overrides
 
 
 def _parse_override(text: str) -> Iterator[tuple[str, Any]]:
@@ -166,7 +166,7 @@ def _accepts_text(key: str) -> bool:
     return annotation is str or (str in typing.get_args(annotation) and not is_list)
 
 
-# --------------------------------------------------------------------------------------------------- error messages
+# ------------------------------------------------------------------------------------------------------- error messages
 
 
 def all_options() -> dict[str, Any]:
@@ -239,7 +239,7 @@ def _nearest_choice(problems: list[Any]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-# ------------------------------------------------------------------------------------------- conflicting options
+# -------------------------------------------------------------------------------------------------- conflicting options
 
 
 def _check_conflicts(config: Config) -> None:
@@ -281,7 +281,7 @@ def _check_warmup(config: Config) -> None:
             raise UserError(f"schedule.warmup_{unit} = {warmup:g}: must be at most schedule.{unit} = {length:g}")
 
 
-# ------------------------------------------------------------------------------------------------------------ writing
+# -------------------------------------------------------------------------------------------------------------- writing
 
 
 def to_tree(config: Config) -> Tree:

@@ -1,4 +1,4 @@
-"""The memory model against whole runs under ZeRO, by the benchmark's own measurement."""
+"""The memory model predicts full runs with ZeRO, measured by the benchmark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
-def test_peak_of_a_run_under_zero_is_predicted_within_a_tenth(strategy: str, memory: ModuleType) -> None:
+def test_peak_of_a_zero_run_is_predicted_within_10_percent(strategy: str, memory: ModuleType) -> None:
     tree = memory.recipe("vit_cifar_512x6", 4, strategy)
     tree["model"]["depth"] = 3
     expected = memory.predict(tree, strategy, 4)

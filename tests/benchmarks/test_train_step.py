@@ -1,4 +1,4 @@
-"""The comparison with timm's step: only of models that compute the same."""
+"""The training-step benchmark compares only models that compute the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_both_sides_are_the_same_model(train_step: ModuleType, schedule: str) ->
     assert [block.drop_path1.rate for block in ours.blocks] == pytest.approx(their_rates)
 
 
-def test_a_gradient_that_differs_is_found(train_step: ModuleType) -> None:
+def test_different_gradient_is_detected(train_step: ModuleType) -> None:
     ours, theirs = train_step.build("vit_mu", 0.0, "linear", "cpu")
     theirs.norm.bias.register_hook(lambda gradient: gradient + 0.01)
     with pytest.raises(AssertionError, match=r"norm\.bias"):

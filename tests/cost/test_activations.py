@@ -64,10 +64,10 @@ def test_fake_tensors_give_the_same_count_as_real_ones() -> None:
     assert saved_bytes(model, (2, 3, 64, 64), "fp32") == real
 
 
-@pytest.mark.parametrize("attention", ["math", "explicit"])
-def test_kernels_that_save_the_attention_matrix_need_more_memory(attention: str) -> None:
-    model = build_on_meta(lambda: create_model("vit_mu", **SHAPE, attention=attention))
-    acts = vit_activations(model.variant, precision="fp32", attention=attention)
+@pytest.mark.parametrize("kernel", ["math", "explicit"])
+def test_kernels_that_save_the_attention_matrix_need_more_memory(kernel: str) -> None:
+    model = build_on_meta(lambda: create_model("vit_mu", **SHAPE, kernel=kernel))
+    acts = vit_activations(model.variant, precision="fp32", kernel=kernel)
     assert acts.total == pytest.approx(saved_per_image(model, "fp32"), rel=0.1)
     assert acts.total > vit_activations(model.variant, precision="fp32").total
 

@@ -105,5 +105,5 @@ def test_unknown_name_is_a_user_error() -> None:
 
 
 def test_check_needs_neither_gpu_kernel_nor_weights_file() -> None:
-    check = check_against_timm(ModelConfig(name="vit_mu", attention="cudnn", weights="nowhere.safetensors"))
+    check = check_against_timm(ModelConfig(name="vit_mu", kernel="cudnn", weights="nowhere.safetensors"))
     assert check.equal

@@ -1,4 +1,4 @@
-"""MixUp and CutMix: equal to timm's, and the same however a global batch is shared."""
+"""MixUp and CutMix match timm, and are the same for any split of a global batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def mixing(global_batch: int = 8, **options: Any) -> Mixing:
 
 
 class Recorder:
-    """Lets timm's Mixup run, and notes the weight and the box of each image."""
+    """Records the boxes of timm's Mixup."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         import timm.data.mixup as timm_mixup
@@ -49,7 +49,7 @@ class Recorder:
 
 @pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0)])
-def test_equal_to_timm_with_the_same_weight_box_and_permutation(
+def test_matches_timm_with_the_same_weight_box_and_permutation(
     mode: str, mixup: float, cutmix: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from timm.data import Mixup
@@ -78,33 +78,33 @@ def test_equal_to_timm_with_the_same_weight_box_and_permutation(
     torch.testing.assert_close(our_targets, their_targets, atol=1e-6, rtol=0)
 
 
-def test_boxes_are_timms_for_the_same_weight_and_centre(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_boxes_match_timm_for_the_same_weight_and_center(monkeypatch: pytest.MonkeyPatch) -> None:
     from timm.data.mixup import rand_bbox
 
     rng = np.random.default_rng(0)
     for lam in rng.random(50):
-        centre = rng.integers(0, 30), rng.integers(0, 40)
-        answers = iter(centre)
+        center = rng.integers(0, 30), rng.integers(0, 40)
+        answers = iter(center)
         monkeypatch.setattr(np.random, "randint", lambda *args, answers=answers, **options: next(answers))
         theirs = rand_bbox((30, 40), lam)
-        ours = cutmix_boxes(np.array([lam]), np.array([centre[0]]), np.array([centre[1]]), (30, 40))
+        ours = cutmix_boxes(np.array([lam]), np.array([center[0]]), np.array([center[1]]), (30, 40))
         assert tuple(ours[0]) == tuple(int(edge) for edge in theirs)
 
 
 @pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
 @pytest.mark.parametrize("patches", [False, True])
-def test_every_even_micro_batch_mixes_alike(mode: str, patches: bool) -> None:
+def test_even_micro_batches_mix_identically(mode: str, patches: bool) -> None:
     images, labels = batch(24)
     mix = mixing(24, mixup=0.8, cutmix=1.0, mix_mode=mode, mix_patches=patches, label_smoothing=0.1)
     for step in range(4):
-        whole = mix(images, labels, step=step, offset=0)
+        full = mix(images, labels, step=step, offset=0)
         for size in (2, 4, 12):
             parts = [mix(images[i : i + size], labels[i : i + size], step=step, offset=i) for i in range(0, 24, size)]
-            assert torch.equal(torch.cat([part[0] for part in parts]), whole[0])
-            assert torch.equal(torch.cat([part[1] for part in parts]), whole[1])
+            assert torch.equal(torch.cat([part[0] for part in parts]), full[0])
+            assert torch.equal(torch.cat([part[1] for part in parts]), full[1])
 
 
-def test_choices_depend_on_seed_and_step_alone() -> None:
+def test_choices_depend_only_on_seed_and_step() -> None:
     first, second = mixing(mixup=0.8, cutmix=1.0), mixing(mixup=0.8, cutmix=1.0)
     weights = [first.plan(step, (32, 32)).lam[0] for step in (3, 1, 2)]
     assert weights == [second.plan(step, (32, 32)).lam[0] for step in (3, 1, 2)]
@@ -113,7 +113,7 @@ def test_choices_depend_on_seed_and_step_alone() -> None:
 
 @pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
 @pytest.mark.parametrize("size", [1, 3, 5, 7])
-def test_odd_batches_work_and_mix_nobody_with_himself(mode: str, size: int) -> None:
+def test_odd_batch_never_mixes_image_with_itself(mode: str, size: int) -> None:
     partner = partners(size)
     assert sorted(partner) == list(range(size))
     assert size == 1 or np.all(partner != np.arange(size))
@@ -123,7 +123,7 @@ def test_odd_batches_work_and_mix_nobody_with_himself(mode: str, size: int) -> N
     torch.testing.assert_close(targets.sum(dim=1), torch.ones(size))
 
 
-def test_target_weights_say_how_much_of_each_image_is_there() -> None:
+def test_target_weights_are_the_fractions_of_the_images() -> None:
     images = torch.arange(8.0).view(8, 1, 1, 1).expand(8, 1, 32, 32).contiguous()
     labels = torch.arange(8) % 5
     for step in range(6):
@@ -135,7 +135,7 @@ def test_target_weights_say_how_much_of_each_image_is_there() -> None:
             torch.testing.assert_close(targets[torch.arange(8), labels], own, atol=1e-5, rtol=0)
 
 
-def test_patch_mixing_swaps_whole_patches() -> None:
+def test_patch_mixing_swaps_entire_patches() -> None:
     images = torch.arange(8.0).view(8, 1, 1, 1).expand(8, 1, 32, 32).contiguous()
     mixed, _ = mixing(mixup=0.8, mix_patches=True)(images, torch.zeros(8, dtype=torch.long), step=0, offset=0)
     patches = mixed.unfold(2, 4, 4).unfold(3, 4, 4).reshape(8, 64, 16)
@@ -143,7 +143,7 @@ def test_patch_mixing_swaps_whole_patches() -> None:
     assert {0.0, 1.0} == set(mixed[0].unique().tolist())
 
 
-def test_probabilities_are_kept() -> None:
+def test_mixing_has_the_configured_probabilities() -> None:
     mix = mixing(4096, mixup=1.0, cutmix=1.0, mix_mode="elem", mix_prob=0.6, mix_switch_prob=0.25)
     plan = mix.plan(0, (32, 32))
     cut = plan.box[:, 1] > plan.box[:, 0]
@@ -153,7 +153,7 @@ def test_probabilities_are_kept() -> None:
     assert mixing(mixup=1.0, mix_prob=0.0).plan(0, (32, 32)) is None
 
 
-def test_off_leaves_images_alone_and_smooths_labels() -> None:
+def test_without_mixing_images_are_unchanged_and_labels_smoothed() -> None:
     from timm.data.mixup import mixup_target
 
     images, labels = batch()

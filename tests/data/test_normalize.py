@@ -1,4 +1,4 @@
-"""Normalisation where the model is."""
+"""Normalization on the device."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_memory_is_reused_only_on_request() -> None:
 
 
 @pytest.mark.parametrize("model", ["vit_small_patch16_224", "timm/vit_base_patch16_224", "timm/resnet50"])
-def test_auto_is_what_the_models_published_weights_expect(model: str) -> None:
+def test_auto_matches_the_published_weights(model: str) -> None:
     import timm
 
     published = timm.get_pretrained_cfg(model.removeprefix("timm/"))
     assert resolve_normalization(DataConfig(), model, 3) == (published.mean, published.std)
 
 
-def test_by_name_by_value_and_for_other_channels() -> None:
+def test_names_values_and_other_channels() -> None:
     name = "vit_small_patch16_224"
     assert resolve_normalization(DataConfig(mean="none", std="none"), name, 3) == ((0, 0, 0), (1, 1, 1))
     assert resolve_normalization(DataConfig(mean=(0.1, 0.2), std=(0.3, 0.4)), name, 2) == ((0.1, 0.2), (0.3, 0.4))
@@ -51,6 +51,6 @@ def test_by_name_by_value_and_for_other_channels() -> None:
     assert std == pytest.approx((0.226,), abs=1e-3)
 
 
-def test_values_that_do_not_fit_the_channels_are_refused() -> None:
+def test_values_that_do_not_match_the_channels_are_rejected() -> None:
     with pytest.raises(UserError, match=r"data.mean=\[0.5\]: 1 values, but images have 3 channels"):
         resolve_normalization(DataConfig(mean=(0.5,)), "vit_small_patch16_224", 3)

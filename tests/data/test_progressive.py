@@ -1,4 +1,4 @@
-"""Smaller images at first."""
+"""Progressive resizing."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def model(**options: Any) -> ImageModel:
     return cast(ImageModel, create_model("vit_mu", img_size=32, patch_size=8, **options))
 
 
-def test_sizes_follow_the_share_of_the_run() -> None:
+def test_size_depends_on_the_fraction_of_the_run() -> None:
     progressive = Progressive(PHASES, steps=100)
     assert [progressive.size_at(step) for step in (0, 49, 50, 74, 75, 99)] == [16, 16, 24, 24, 32, 32]
     assert Progressive([(0.5, 24)], steps=100).size_at(10) is None
 
 
-def test_images_are_shrunk_without_aliasing_and_left_alone_at_full_size() -> None:
+def test_images_are_resized_without_aliasing_and_unchanged_at_full_size() -> None:
     progressive = Progressive(PHASES, steps=100)
     stripes = torch.zeros(1, 3, 32, 32)
     stripes[..., ::2] = 1
@@ -50,26 +50,26 @@ def test_every_size_trains() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phases", "said"),
+    ("phases", "message"),
     [
-        ([(0.5, 16), (0.2, 24)], "must rise"),
-        ([(0.0, 20)], r"size 20 must be a multiple of the patch \(8\)"),
-        ([(0.0, 40)], "up to the model's 32"),
+        ([(0.5, 16), (0.2, 24)], "must increase"),
+        ([(0.0, 20)], r"size 20 must be a multiple of the patch size \(8\)"),
+        ([(0.0, 40)], "at most 32, the model's image size"),
     ],
 )
-def test_phases_that_cannot_be(phases: list[tuple[float, int]], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_invalid_phases_are_rejected(phases: list[tuple[float, int]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         make_progressive(phases, 100, model())
 
 
-def test_models_of_one_size_are_told() -> None:
+def test_models_with_a_fixed_size_are_rejected() -> None:
     with pytest.raises(UserError, match="knows only the model's own image size"):
         make_progressive(PHASES, 100, model(pos_embed="rope"))
     with pytest.raises(UserError, match="takes images of one size only"):
         make_progressive([(0.0, 112)], 100, cast(ImageModel, create_model("timm/vit_tiny_patch16_224")))
 
 
-def test_a_run_counts_the_flops_of_its_smaller_images(tmp_path: Path, root: Path, fresh_accelerate: None) -> None:
+def test_run_counts_the_flops_of_smaller_images(tmp_path: Path, root: Path, fresh_accelerate: None) -> None:
     phases = "augment.progressive=[[0,4],[0.5,8]]"
     options = [phases, f"run.dir={tmp_path}/run", "track.wandb=disabled", "schedule.steps=4", "schedule.warmup_steps=0"]
     run = build_run(load_recipe(root / "recipes/debug.yaml", options), "debug")

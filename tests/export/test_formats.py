@@ -125,7 +125,7 @@ def test_nan_is_a_difference() -> None:
         largest_difference(run, lambda images: run.model(images) * float("nan"))
 
 
-# -------------------------------------------------------------------------------------------------------- model card
+# ----------------------------------------------------------------------------------------------------------- model card
 
 
 @pytest.fixture(scope="module")
@@ -156,11 +156,11 @@ def test_code_in_the_model_card_runs(hub: Path, tmp_path: Path, monkeypatch: pyt
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "image.png")
     monkeypatch.chdir(tmp_path)
     printed: list[Any] = []
-    exec(code.replace("path/of/this/folder", str(hub)), {"print": printed.append})
+    exec(code.replace("path/to/this/directory", str(hub)), {"print": printed.append})
     assert printed[0] in "0123456789"
 
 
-# ----------------------------------------------------------------------------------------------------- command
+# -------------------------------------------------------------------------------------------------------------- command
 
 
 def test_command_reports_the_verification(trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -220,7 +220,7 @@ def test_push_without_a_login_writes_and_uploads_nothing(
     [
         (["{run}", "--to", "tensorflow"], "invalid choice: 'tensorflow'.*onnx"),
         (["{run}"], "--to"),
-        (["no/such/run", "--to", "timm"], "no/such/run"),
+        (["no/such/run", "--to", "timm"], "run not found"),
         (["{run}", "--to", "onnx", "--out", "model.bin"], "writes a .onnx file, e.g. model.onnx"),
         (["{run}", "--to", "onnx", "--push", "me/x"], "requires --to hub-folder"),
         (["{run}", "--to", "hub-folder", "--push", "a/b/c"], "invalid repository name"),

@@ -1,4 +1,4 @@
-"""`launch/eval.py`: the figures of training, of timm, and of any number of processes; and what a user gets wrong."""
+"""`launch/eval.py`: same metrics as training, as timm, and with any number of processes; invalid input is reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vit_scale.models.variants import pixel_statistics
 
 CLASSES = ("n01440764", "n01443537", "n01484850")
 PIXELS = 36
-"""Evaluation at 32 pixels with a crop of 0.875 takes the middle of such images without resizing them."""
+"""Evaluation at 32 pixels with a crop of 0.875 center-crops such images without resizing."""
 
 
 @pytest.fixture
@@ -32,24 +32,24 @@ def run(trained_run: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    """A folder of three classes with ten pictures each."""
+def images(tmp_path: Path) -> Path:
+    """A directory with three classes of ten images each."""
     rng = np.random.default_rng(0)
     for i, name in enumerate(CLASSES):
-        (tmp_path / "pictures" / name).mkdir(parents=True)
+        (tmp_path / "images" / name).mkdir(parents=True)
         for j in range(10):
             pixels = rng.integers(0, 200, (PIXELS, PIXELS, 3)) + 25 * i
-            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "pictures" / name / f"{j}.png")
-    return tmp_path / "pictures"
+            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "images" / name / f"{j}.png")
+    return tmp_path / "images"
 
 
 @pytest.fixture
 def resnet(tmp_path: Path) -> Path:
-    """Fixed weights of a tiny timm model for three classes, none of which wins on all pictures."""
+    """Weights of a tiny timm model for three classes, none of which is predicted for all images."""
     torch.manual_seed(0)
     model = create_model("timm/test_resnet", num_classes=3).eval()
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in pixel_statistics("timm/test_resnet"))
-    noise = ((25 + 200 * torch.rand(64, 3, 32, 32)) / 255 - mean) / std  # like the pictures of the second class
+    noise = ((25 + 200 * torch.rand(64, 3, 32, 32)) / 255 - mean) / std  # like the images of the second class
     with torch.no_grad():
         head = model.get_classifier()
         head.weight.normal_(std=0.5)
@@ -69,15 +69,15 @@ def evaluate(*arguments: object, out: Path) -> dict:
 
 
 @pytest.mark.parametrize(("weights", "key"), [("ema", "val_ema"), ("raw", "val")])
-def test_a_run_has_the_figures_of_its_training(run: Path, tmp_path: Path, weights: str, key: str) -> None:
-    figures = evaluate(run, "--weights", weights, out=tmp_path / "e.json")
+def test_metrics_equal_those_of_training(run: Path, tmp_path: Path, weights: str, key: str) -> None:
+    metrics = evaluate(run, "--weights", weights, out=tmp_path / "e.json")
     summary = json.loads((run / "summary.json").read_text())
     for name in ("top1", "top5", "loss"):
-        assert figures[name] == pytest.approx(summary[f"{key}/{name}"], abs=1e-6)
-    assert sum(row["images"] for row in figures["classes"]) == figures["images"] == 180
+        assert metrics[name] == pytest.approx(summary[f"{key}/{name}"], abs=1e-6)
+    assert sum(row["images"] for row in metrics["classes"]) == metrics["images"] == 180
 
 
-def test_tables_and_pictures_of_a_run_are_in_its_folder(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_and_figures_are_written_to_the_run_directory(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run)]) == 0
     folder = run / "eval-val"
     written = {"metrics.json", "classes.csv", "confusion.csv", "confusion.png", "reliability.png"}
@@ -86,17 +86,17 @@ def test_tables_and_pictures_of_a_run_are_in_its_folder(run: Path, capsys: pytes
         rows = list(csv.reader(file))
     assert sum(int(cell) for row in rows[1:] for cell in row[1:]) == 180
     assert Image.open(folder / "confusion.png").size[0] > 500
-    said = capsys.readouterr().out
-    for word in ("top-1", "top-5", "loss", "calibration", "images/s", "mostly mistaken for"):
-        assert word in said
+    out = capsys.readouterr().out
+    for text in ("top-1", "top-5", "loss", "calibration", "images/s", "recall", "mistaken for"):
+        assert text in out
 
 
-def test_a_run_of_a_better_device_is_evaluated_on_this_one(
+def test_unavailable_precision_and_kernel_fall_back(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Half precision and a kernel that a CPU does not have."""
+    """fp16 and a kernel that a CPU does not have."""
     if torch.cuda.is_available():
-        pytest.skip("this is the better device")
+        pytest.skip("requires a CPU-only system")
     changed = (run / "config.yaml").read_text().replace("attention: auto", "attention: cudnn")
     (run / "config.yaml").write_text(changed.replace("precision: auto", "precision: fp16"))
     assert "cudnn" in changed
@@ -104,20 +104,20 @@ def test_a_run_of_a_better_device_is_evaluated_on_this_one(
     assert "evaluating in fp32" in capsys.readouterr().err
 
 
-def test_other_splits_and_data_have_folders_of_their_own(run: Path, pictures: Path) -> None:
+def test_other_splits_and_data_have_separate_directories(run: Path, images: Path) -> None:
     assert main([str(run), "--split", "train"]) == 0
     assert json.loads((run / "eval-train/metrics.json").read_text())["images"] == 1617
-    assert main([str(run), "--data", str(pictures), "--match-by-index"]) == 0
+    assert main([str(run), "--data", str(images), "--match-by-index"]) == 0
     folders = {path.name for path in run.glob("eval-*")}
     assert len(folders) == 2
-    assert any("pictures" in name for name in folders)
+    assert any("images" in name for name in folders)
 
 
 def test_two_processes_count_each_image_once(
-    run: Path, tmp_path: Path, launch_processes: Callable, pictures: Path
+    run: Path, tmp_path: Path, launch_processes: Callable, images: Path
 ) -> None:
-    (pictures / CLASSES[0] / "9.png").unlink()  # 29 pictures: the processes have unequal shares
-    script = ["launch/eval.py", str(run), "--data", str(pictures), "--match-by-index", "batch.eval=4", "data.workers=0"]
+    (images / CLASSES[0] / "9.png").unlink()  # 29 images: an unequal number per process
+    script = ["launch/eval.py", str(run), "--data", str(images), "--match-by-index", "batch.eval=4", "data.workers=0"]
     together = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     together += ["--main_process_port", "0", "--mixed_precision", "no", "--num_machines", "1", *script]
     (done,) = launch_processes([*together, "--json", str(tmp_path / "two.json")])
@@ -131,16 +131,16 @@ def test_two_processes_count_each_image_once(
         assert two[name] == pytest.approx(alone[name], abs=1e-6)
 
 
-def test_accuracy_is_that_of_timms_own_evaluation(pictures: Path, resnet: Path, tmp_path: Path) -> None:
-    """timm's validate.py is not in its package; this is what it does: its dataset, its loader, its configuration."""
+def test_metrics_equal_those_of_timms_evaluation(images: Path, resnet: Path, tmp_path: Path) -> None:
+    """timm's validate.py is not in its package; this does the same with its dataset, loader and configuration."""
     import timm
     from timm.data import create_dataset, create_loader, resolve_data_config
 
-    ours = evaluate(resnet, *OF_RESNET, "--data", pictures, "--out", tmp_path / "out", out=tmp_path / "e.json")
+    ours = evaluate(resnet, *OF_RESNET, "--data", images, "--out", tmp_path / "out", out=tmp_path / "e.json")
     theirs = timm.create_model("test_resnet", num_classes=3, checkpoint_path=str(resnet)).eval()
     seen = resolve_data_config({"img_size": 32, "crop_pct": 0.875}, model=theirs, use_test_size=True)
     loader = create_loader(
-        create_dataset("", str(pictures)),
+        create_dataset("", str(images)),
         input_size=seen["input_size"],
         batch_size=8,
         use_prefetcher=False,
@@ -160,60 +160,58 @@ def test_accuracy_is_that_of_timms_own_evaluation(pictures: Path, resnet: Path, 
     confusion = [[(pairs == torch.tensor([[i], [j]])).all(0).sum().item() for j in range(3)] for i in range(3)]
     with (tmp_path / "out/confusion.csv").open() as file:
         assert [list(map(int, row[1:])) for row in list(csv.reader(file))[1:]] == confusion
-    assert logits.argmax(1).unique().numel() > 1, "the model tells the pictures apart"
+    assert logits.argmax(1).unique().numel() > 1, "predictions differ between images"
 
 
-def test_published_weights_are_evaluated_by_name_as_timm_does(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With timm answering from memory instead of the network; a subset of ImageNet is found by its synsets."""
+def test_published_weights_are_evaluated_by_name(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """timm is patched to need no network; a subset of ImageNet is matched by its synsets."""
     import timm
 
     real = timm.create_model
 
-    def answer(name: str, pretrained: bool = False, **options: object) -> torch.nn.Module:
+    def create(name: str, pretrained: bool = False, **options: object) -> torch.nn.Module:
         torch.manual_seed(7)
         return real(name, pretrained=False, **options)
 
-    monkeypatch.setattr(timm, "create_model", answer)
-    figures = evaluate("timm/test_resnet", "--data", pictures, "data.workers=0", out=tmp_path / "e.json")
-    counted = {row["name"]: row["images"] for row in figures["classes"] if row["images"]}
+    monkeypatch.setattr(timm, "create_model", create)
+    metrics = evaluate("timm/test_resnet", "--data", images, "data.workers=0", out=tmp_path / "e.json")
+    counted = {row["name"]: row["images"] for row in metrics["classes"] if row["images"]}
     assert counted == dict.fromkeys(CLASSES, 10)
-    assert len(figures["classes"]) == 1000
-    assert [path.name for path in tmp_path.iterdir() if path.name not in ("e.json", "pictures")] == []
+    assert len(metrics["classes"]) == 1000
+    assert [path.name for path in tmp_path.iterdir() if path.name not in ("e.json", "images")] == []
 
 
 def test_classes_are_matched_by_name() -> None:
     assert match_classes(("a", "b"), ("a", "b"), 2) is None
     assert match_classes(("b", "a"), ("a", "b", "c"), 3).tolist() == [1, 0]
-    assert match_classes(("0", "1"), ("cat", "dog"), 2) is None, "numbers stand in where data has no names"
+    assert match_classes(("0", "1"), ("cat", "dog"), 2) is None, "datasets without names have numbers"
     assert match_classes(("x", "y"), ("cat", "dog"), 2, match_by_index=True) is None
-    with pytest.raises(UserError, match="does not know: x, y; the model knows cat, dog.\nIf .* --match-by-index"):
+    with pytest.raises(UserError, match="does not have: x, y; classes of the model: cat, dog.\nIf .* --match-by-index"):
         match_classes(("x", "y"), ("cat", "dog"), 2)
     with pytest.raises(UserError, match="the data has 3 classes, the model only 2"):
         match_classes(("x", "y", "z"), (), 2)
 
 
-def test_a_broken_picture_is_named_or_left_out(pictures: Path, resnet: Path, tmp_path: Path) -> None:
-    (pictures / CLASSES[1] / "3.png").write_bytes(b"broken")
+def test_corrupt_image_is_reported_or_skipped(images: Path, resnet: Path, tmp_path: Path) -> None:
+    (images / CLASSES[1] / "3.png").write_bytes(b"corrupt")
     with pytest.raises(UserError, match=r"3\.png.*data\.on_error=skip"):
-        main([str(resnet), *OF_RESNET, "--data", str(pictures)])
-    left = evaluate(resnet, *OF_RESNET, "--data", pictures, "data.on_error=skip", out=tmp_path / "e.json")
-    assert left["images"] == 29
+        main([str(resnet), *OF_RESNET, "--data", str(images)])
+    metrics = evaluate(resnet, *OF_RESNET, "--data", images, "data.on_error=skip", out=tmp_path / "e.json")
+    assert metrics["images"] == 29
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        (["no/such/run"], "there is no such run"),
-        (["recipes"], "not the folder of a run"),
+        (["no/such/run"], "run not found"),
+        (["recipes"], "neither a run directory"),
         (["timm/test_resnt"], "test_resnet"),
         (["{resnet}"], "add --model NAME"),
         (["{resnet}", "--model", "timm/test_resnet"], "Add --data SOURCE"),
-        (["{resnet}", "--model", "timm/test_vit", "--data", "{pictures}"], "not the weights of timm/test_vit"),
-        (["{run}", "--model", "timm/resnet18"], "the run .* knows its model"),
-        (["{run}", "--data", "{pictures}"], "classes that the model does not know"),
-        (["{run}", "--split", "tset"], "no such split"),
+        (["{resnet}", "--model", "timm/test_vit", "--data", "{images}"], "not the weights of timm/test_vit"),
+        (["{run}", "--model", "timm/resnet18"], "the run .* defines its model"),
+        (["{run}", "--data", "{images}"], "classes that the model does not have"),
+        (["{run}", "--split", "tset"], "split not found"),
         (["{run}", "--weights", "best"], "invalid choice"),
         (["{run}", "--data", "{empty}"], "no images"),
         (["{run}", "--json", "no/such/folder/e.json"], "does not exist"),
@@ -221,11 +219,11 @@ def test_a_broken_picture_is_named_or_left_out(pictures: Path, resnet: Path, tmp
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_mistakes_are_told_and_nothing_is_written(
-    arguments: list[str], said: str, run: Path, pictures: Path, resnet: Path, tmp_path: Path
+def test_invalid_input_is_reported_and_nothing_is_written(
+    arguments: list[str], message: str, run: Path, images: Path, resnet: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()
-    places = {"run": run, "pictures": pictures, "resnet": resnet, "empty": tmp_path / "empty"}
-    with pytest.raises(UserError, match=said):
+    places = {"run": run, "images": images, "resnet": resnet, "empty": tmp_path / "empty"}
+    with pytest.raises(UserError, match=message):
         main([argument.format(**places) for argument in arguments])
     assert not list(run.glob("eval-*"))

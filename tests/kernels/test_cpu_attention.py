@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vit_scale.kernels import cpu, cpu_attention
+from vit_scale.kernels import Shortcut, cpu, cpu_attention
+from vit_scale.kernels.fast_block import attention_forward
 from vit_scale.models.attention import Attention
 from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding
 
@@ -143,25 +144,31 @@ def test_inputs_and_gradients_may_lie_anyhow_in_memory() -> None:
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_it_is_used_where_it_is_worthwhile_and_nothing_else_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def fast(attention: Attention, x: Tensor, tokens: int | None = None) -> Tensor:
+    return attention_forward(attention, x, None, shortcut=Shortcut(tokens))
+
+
+def test_it_is_used_if_it_pays_off_and_computes_all_that_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     attend = cpu_attention.attend
     monkeypatch.setattr(cpu_attention, "attend", lambda qkv, heads: calls.append(heads) or attend(qkv, heads))
     x = torch.randn(2, 9, 32)
-    Attention(32, 2)(x)
+    fast(Attention(32, 2), x)
     assert not calls  # Too small.
     monkeypatch.setattr(cpu, "WORTHWHILE_MACS", 0)
-    Attention(32, 2)(x)
-    Attention(32, 2, attn_dropout=0.1).eval()(x)
+    fast(Attention(32, 2), x)
+    fast(Attention(32, 2, attn_dropout=0.1).eval(), x)
     assert calls == [2, 2]
-    Attention(32, 4)(x)  # Heads of 8.
-    Attention(32, 2, attn_dropout=0.1)(x)
-    Attention(32, 2, qk_norm=True)(x)
-    Attention(32, 2, position=RotaryEmbedding((2, 4), 1, 16))(x)
-    Attention(32, 2, position=RelativeBias((2, 4), 1, 2))(x)
-    Attention(32, 2, backend="flash")(x)
-    Attention(32, 2)(x, queries=1)
-    Attention(32, 2).double()(x.double())
+    fast(Attention(32, 4), x)  # Head width 8.
+    fast(Attention(32, 2, attn_dropout=0.1), x)
+    fast(Attention(32, 2, qk_norm=True), x)
+    fast(Attention(32, 2, position=RotaryEmbedding((2, 4), 1, 16)), x)
+    fast(Attention(32, 2, position=RelativeBias((2, 4), 1, 2)), x)
+    fast(Attention(32, 2, kernel="flash"), x)
+    fast(Attention(32, 2), x, tokens=1)
+    fast(Attention(32, 2).double(), x.double())
+    monkeypatch.setenv("VIT_SCALE_KERNELS", "0")
+    fast(Attention(32, 2), x)
     assert calls == [2, 2]
 
 
@@ -169,7 +176,7 @@ def test_it_is_used_where_it_is_worthwhile_and_nothing_else_is_asked_for(monkeyp
     ("qkv", "heads"), [(torch.zeros(1, 9, 72), 1), (torch.zeros(1, 9, 96), 4), (torch.zeros(1, 9, 96).double(), 2)]
 )
 def test_what_the_kernel_cannot_take_is_refused_before_it_is_touched(qkv: Tensor, heads: int) -> None:
-    with pytest.raises(ValueError, match=f"{qkv.shape[-1]} channels for {heads} heads, of {qkv.dtype}"):
+    with pytest.raises(ValueError, match=f"{qkv.shape[-1]} channels for {heads} heads, {qkv.dtype}"):
         cpu_attention.attend(qkv, heads)
 
 
@@ -177,8 +184,8 @@ def test_transforms_of_functions_are_left_to_torch(monkeypatch: pytest.MonkeyPat
     """torch.func differentiates torch's own operations only."""
     monkeypatch.setattr(cpu, "WORTHWHILE_MACS", 0)
     attention, x = Attention(32, 2), torch.randn(2, 9, 32, requires_grad=True)
-    (expected,) = torch.autograd.grad(attention(x).square().sum(), x)
-    found = torch.func.grad(lambda x: attention(x).square().sum())(x.detach())
+    (expected,) = torch.autograd.grad(fast(attention, x).square().sum(), x)
+    found = torch.func.grad(lambda x: fast(attention, x).square().sum())(x.detach())
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
@@ -188,7 +195,7 @@ def test_a_library_that_cannot_be_loaded_is_told_of_and_not_used(
     (tmp_path / f"cpu_attention_avx2{sysconfig.get_config_var('EXT_SUFFIX')}").write_bytes(b"not a library")
     monkeypatch.setattr(cpu_attention, "__file__", str(tmp_path / "cpu_attention.py"))
     monkeypatch.setattr(cpu, "vectors", lambda: "AVX2")
-    with pytest.warns(UserWarning, match="cannot be loaded, torch's is used"):
+    with pytest.warns(UserWarning, match="Cannot load the CPU attention kernel, using torch's"):
         assert cpu_attention._library.__wrapped__() is None
 
 
@@ -197,12 +204,12 @@ def test_without_the_library_torch_s_attention_is_used(monkeypatch: pytest.Monke
     torch.manual_seed(0)
     attention, x = Attention(32, 2), torch.randn(2, 9, 32)
     assert cpu_attention.runs(x, 2)
-    with_kernel = attention(x)
+    with_kernel = fast(attention, x)
     monkeypatch.setattr(cpu, "vectors", lambda: "a CPU of another kind")
     cpu_attention._library.cache_clear()
     try:
         assert not cpu_attention.runs(x, 2)
-        torch.testing.assert_close(attention(x), with_kernel, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(fast(attention, x), with_kernel, atol=1e-6, rtol=1e-5)
     finally:
         cpu_attention._library.cache_clear()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from vit_scale.kernels import cpu
 from vit_scale.kernels.cpu import WORTHWHILE_ELEMENTS, WORTHWHILE_MACS
-from vit_scale.kernels.onednn import Linear, gelu, linear
+from vit_scale.kernels.onednn import gelu_overwriting_grad, linear
 from vit_scale.models import create_model
 
 OUT = 256
@@ -129,8 +129,22 @@ def test_what_is_frozen_gets_no_gradient_and_nothing_is_kept_for_it(trained: int
     assert [tensor.grad is not None for tensor in tensors] == [i == trained for i in range(3)]
 
 
-def test_a_small_product_is_torch_s_own() -> None:
+def test_a_small_matmul_is_left_to_torch() -> None:
     assert not made_by_onednn(linear(torch.randn(4, 128), *leaves(4, 128)[1:]))
+
+
+def test_every_matmul_is_left_to_torch_if_kernels_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIT_SCALE_KERNELS", "0")
+    assert not made_by_onednn(linear(*leaves(*SHAPES["rows"])))
+
+
+def test_a_weight_of_another_tensor_type_is_left_to_torch() -> None:
+    """As torchao's quantized weights, which stay in an nn.Linear."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    x, weight, _ = leaves(*SHAPES["rows"])
+    found = linear(x.detach(), TwoTensor(weight.detach(), weight.detach()))
+    assert torch.equal(found.a, F.linear(x, weight))
 
 
 def test_autocast_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,9 +164,11 @@ def test_other_precisions_than_fp32_are_left_to_torch(dtype: torch.dtype) -> Non
 
 
 def test_a_compiler_sees_one_graph() -> None:
-    layer = Linear(128, OUT)
+    layer = nn.Linear(128, OUT)
     x = torch.randn(*SHAPES["rows"])
-    compiled = torch.compile(lambda x: gelu(layer(x)), backend="eager", fullgraph=True)
+    compiled = torch.compile(
+        lambda x: gelu_overwriting_grad(linear(x, layer.weight, layer.bias)), backend="eager", fullgraph=True
+    )
     torch.testing.assert_close(compiled(x), F.gelu(F.linear(x, layer.weight, layer.bias)))
 
 
@@ -160,7 +176,7 @@ def test_gelu_has_torch_s_values_and_gradient_in_place_of_the_one_that_came() ->
     x = torch.randn(2, WORTHWHILE_ELEMENTS, requires_grad=True)
     came = torch.randn_like(x)
     (expected,) = torch.autograd.grad(F.gelu(x), x, came)
-    result = gelu(x)
+    result = gelu_overwriting_grad(x)
     assert torch.equal(result, F.gelu(x))
     (found,) = torch.autograd.grad(result, x, came)
     assert torch.equal(found, expected)

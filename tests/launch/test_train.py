@@ -49,7 +49,7 @@ def test_invalid_input_exits_with_code_2_without_traceback(launch: Launch, argum
         (["model.num_classes=3"], "10 classes"),
         (["model.weights=no/such/file.safetensors"], "model.weights"),
         (["augment.rand_augment=rand-x9"], "augment.rand_augment"),
-        (["model.attention=cudnn"], "model.attention"),
+        (["model.kernel=cudnn"], "model.kernel"),
         (["parallel.precision=fp16"], "parallel.precision"),
     ],
 )
@@ -160,7 +160,7 @@ def test_output_describes_the_run_and_next_steps(digits: tuple[Path, str]) -> No
     for part in (
         "parameters",
         "MMACs",
-        "training",
+        "training images, ",
         "accumulation step",
         "epochs",
         "fp32",

@@ -25,7 +25,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "swiglu": {"mlp": "swiglu", "mlp_ratio": 3.0},
     "no biases": {"qkv_bias": False, "bias": False},
     "no positions": {"pos_embed": "none"},
-    "explicit attention": {"attention": "explicit"},
+    "explicit attention": {"kernel": "explicit"},
     "checkpointed": {},
 }
 

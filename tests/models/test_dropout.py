@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vit_scale.models.dropout import Dropout, draw_kept_elements
+from vit_scale.kernels.byte_dropout import draw_kept_elements
+from vit_scale.models.dropout import Dropout
 
 
 def dropped(rate: float, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
@@ -65,6 +66,31 @@ def test_the_backward_pass_keeps_a_byte_an_element() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         Dropout(0.1).train()(torch.ones(1000, requires_grad=True) * 1)
     assert [tensor.nbytes for tensor in saved if tensor.ndim] == [1000]
+
+
+def test_the_input_is_not_changed() -> None:
+    x = torch.randn(100)
+    before = x.clone()
+    found = Dropout(0.5).train()(x)
+    assert torch.equal(x, before)
+    assert (found == 0).any()
+
+
+def test_it_can_be_differentiated_twice() -> None:
+    x = torch.randn(50, requires_grad=True)
+    torch.manual_seed(0)
+    y = Dropout(0.5).train()(x.sin()).square().sum()
+    (first,) = torch.autograd.grad(y, x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    factor = (first / (2 * x.sin() * x.cos())).detach()
+    torch.testing.assert_close(second, 2 * factor * (2 * x).cos(), atol=1e-4, rtol=1e-4)
+
+
+def test_it_draws_as_torch_does_if_kernels_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIT_SCALE_KERNELS", "0")
+    found = dropped(0.5, (100,))
+    torch.manual_seed(0)
+    assert torch.equal(found, F.dropout(torch.ones(100), 0.5))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

@@ -63,7 +63,7 @@ def test_image_size_and_channels_reach_the_model() -> None:
         ("resnet18", {"layer_scale": 1e-4}, "model.layer_scale"),
         ("resnet18", {"pos_embed": "rope"}, "model.pos_embed"),
         ("resnet18", {"drop_path_schedule": "uniform"}, "model.drop_path_schedule"),
-        ("vit_tiny_patch16_224", {"attention": "math"}, "model.attention"),
+        ("vit_tiny_patch16_224", {"kernel": "math"}, "model.kernel"),
         ("no_such_model", {}, "model.name"),
     ],
 )
@@ -89,10 +89,3 @@ def test_a_copy_of_a_timm_model_is_whole() -> None:
     x = torch.randn(1, 3, 64, 64)
     assert torch.equal(twin(x), model(x))
     assert twin.num_layers == model.num_layers
-
-
-def test_only_our_models_return_attention_weights() -> None:
-    with torch.device("meta"):
-        model = create_model("timm/vit_tiny_patch16_224")
-    with pytest.raises(UserError, match="attention_weights"):
-        model.attention_weights(torch.empty(1, 3, 224, 224))

@@ -73,7 +73,7 @@ def test_the_32_pixel_family_has_ten_classes_and_dropout() -> None:
         assert (VARIANTS[name].num_classes, VARIANTS[name].dropout, VARIANTS[name].img_size) == (10, 0.1, (32, 32))
     model = create_model("vit_cifar_small", depth=1)
     rates = [module.rate for module in model.modules() if isinstance(module, Dropout)]
-    assert rates == [0.1] * 3
+    assert rates == [0.1] * 4
     assert not any(isinstance(m, Dropout) for m in create_model("vit_cifar_small", depth=1, dropout=0).modules())
 
 

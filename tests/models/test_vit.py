@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from vit_scale.errors import UserError
+from vit_scale.kernels import accept_hooks
 from vit_scale.models import create_model
 from vit_scale.models.variants import VARIANTS
+from vit_scale.models.weights.load import fit_weights
 
 OPTIONS: list[dict[str, object]] = [
     {},
@@ -37,7 +39,7 @@ OPTIONS: list[dict[str, object]] = [
     {"drop_path": 0.4, "drop_path_mode": "mask"},
     {"drop_path": 0.4, "drop_path_schedule": "uniform"},
     {"img_size": (24, 40), "patch_size": (8, 4), "in_chans": 5},
-    {"attention": "explicit"},
+    {"kernel": "explicit"},
     {"init": "timm"},
     {"init": "kaiming_patch"},
 ]
@@ -86,8 +88,9 @@ def test_leaving_out_tokens_that_no_head_reads_changes_nothing(options: dict[str
 )
 def test_the_last_block_computes_the_tokens_that_the_head_reads(options: dict[str, object], tokens: int) -> None:
     model, shapes = create_model("vit_mu", **options), []
-    for block in model.blocks:
-        block.mlp.register_forward_hook(lambda _module, inputs, _out: shapes.append(inputs[0].shape[1]))
+    with accept_hooks(model):
+        for block in model.blocks:
+            block.mlp.register_forward_hook(lambda _module, inputs, _out: shapes.append(inputs[0].shape[1]))
     model(images(model))
     every = 16 + model.num_prefix_tokens
     assert shapes == [every] * (model.depth - 1) + [tokens]
@@ -194,6 +197,20 @@ def test_intermediates_are_not_changed_by_later_blocks() -> None:
     assert torch.equal(first, again)
 
 
+@pytest.mark.parametrize("size", [(16, 24), (48, 32)])
+def test_intermediate_maps_are_right_at_every_accepted_size(size: tuple[int, int]) -> None:
+    """Against a model that is built at that size, with resampled positions."""
+    torch.manual_seed(0)
+    model = create_model("vit_mu", registers=2).eval()
+    model.allow_any_size()
+    built = create_model("vit_mu", registers=2, img_size=size).eval()
+    fit_weights(built, model.state_dict(), source="test")
+    x = torch.randn(2, 3, *size)
+    for found, expected in zip(model.forward_intermediates(x), built.forward_intermediates(x), strict=True):
+        assert found.shape == (2, 32, size[0] // 8, size[1] // 8)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
 def test_an_image_of_another_size_is_told() -> None:
     model = create_model("vit_mu")
     with pytest.raises(UserError, match=r"\(3, 32, 32\).*\(3, 64, 64\).*model.img_size"):
@@ -206,7 +223,7 @@ def test_any_size_is_allowed_only_on_request_and_only_whole_patches() -> None:
     assert model(torch.zeros(1, 3, 16, 24)).shape == (1, model.num_classes)
     with pytest.raises(UserError, match="not \\(3, 12, 16\\)"):
         model(torch.zeros(1, 3, 12, 16))
-    with pytest.raises(UserError, match="knows only the model's own image size"):
+    with pytest.raises(UserError, match="supports only the image size of the model"):
         create_model("vit_mu", img_size=32, patch_size=8, pos_embed="rope").allow_any_size()
 
 

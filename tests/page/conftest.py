@@ -1,4 +1,4 @@
-"""Run folders made by hand, one made by training, and a browser to look at pages with."""
+"""Run directories made by hand, one made by training, and a browser that opens pages."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from vit_scale.page import old_runs
 from vit_scale.page.page import write_page
 from vit_scale.page.runs import read_runs
 from vit_scale.recipe import build_config, to_yaml
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+IMAGES = ("batch", "mistakes", "attention")
 MakeRun = Callable[..., Path]
 
 
 def logged_lines(steps: int, height: float) -> list[dict[str, Any]]:
-    """What a run would log: a noisy falling loss, and evaluations of raw and averaged weights."""
+    """Lines of metrics.jsonl: a noisy decreasing loss, and evaluations of raw and EMA weights."""
     lines: list[dict[str, Any]] = []
     for step in range(1, steps + 1):
         noise = 0.2 * math.sin(step * 12.9898)
@@ -46,7 +48,7 @@ def logged_lines(steps: int, height: float) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
-    """Write the folder of a run with these lines of metrics, summary and options."""
+    """Write a run directory with these metrics, summary and options."""
 
     def make(
         name: str = "run",
@@ -71,24 +73,48 @@ def make_run(tmp_path: Path) -> MakeRun:
 
 
 @pytest.fixture
-def add_pictures() -> Callable[[Path, list[str]], None]:
-    """Write the files that evaluation leaves besides numbers; each class is once taken for the next."""
+def add_results() -> Callable[[Path, list[str]], None]:
+    """Add images and a confusion matrix to a run directory; each class is confused once with the next."""
 
     def add(folder: Path, classes: list[str]) -> None:
-        (folder / "pictures").mkdir()
-        for name in ("batch", "mistakes", "attention"):
-            Image.new("RGB", (40, 30), "teal").save(folder / "pictures" / f"{name}.png")
-        size = range(len(classes))
-        counts = [[9 if i == j else int(j == i + 1) for j in size] for i in size]
-        record = {"step": 40, "weights": "ema", "classes": classes, "counts": counts}
+        _write_images(folder)
+        described = {name: {"title": name.title(), "caption": "a caption", "step": 40} for name in IMAGES}
+        summary = json.loads((folder / "summary.json").read_text())
+        (folder / "summary.json").write_text(json.dumps(summary | {"task": old_runs.TASK, "pictures": described}))
+        table = {"name": "confusion", "title": "Confusion matrix", "columns": classes, "rows": _counts(classes)}
+        (folder / "tables").mkdir()
+        content = {"step": 40, "weights": "ema", "matrix": True} | table
+        (folder / "tables" / "confusion.json").write_text(json.dumps(content))
+
+    return add
+
+
+@pytest.fixture
+def add_old_results() -> Callable[[Path, list[str]], None]:
+    """Add the same in the layout of earlier versions: confusion.json, images without titles, no task."""
+
+    def add(folder: Path, classes: list[str]) -> None:
+        _write_images(folder)
+        record = {"step": 40, "weights": "ema", "classes": classes, "counts": _counts(classes)}
         (folder / "confusion.json").write_text(json.dumps(record))
 
     return add
 
 
+def _write_images(folder: Path) -> None:
+    (folder / "pictures").mkdir()
+    for name in IMAGES:
+        Image.new("RGB", (40, 30), "teal").save(folder / "pictures" / f"{name}.png")
+
+
+def _counts(classes: list[str]) -> list[list[int]]:
+    size = range(len(classes))
+    return [[9 if i == j else int(j == i + 1) for j in size] for i in size]
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
-    """The folder of a training that really happened."""
+    """The directory of a run that was trained by launch/train.py."""
     folder = tmp_path_factory.mktemp("trained") / "debug"
     options = [f"run.dir={folder}", "track.wandb=disabled", "data.workers=0"]
     command = [sys.executable, "launch/train.py", "recipes/debug.yaml", *options]
@@ -97,14 +123,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
 
 
 class Browser:
-    """Headless Chromium with a page of runs in it."""
+    """Headless Chromium that shows a page of runs."""
 
     def __init__(self, driver: Any, folder: Path) -> None:
         self.driver = driver
         self._folder = folder
 
     def open(self, *folders: Path) -> Browser:
-        """Write the page of these runs and look at it."""
+        """Write the page of these runs and open it."""
         page = self._folder / "page.html"
         write_page(read_runs(folders), page)
         self.driver.get_log("browser")
@@ -116,7 +142,7 @@ class Browser:
         return self.driver.execute_script(script, *arguments)
 
     def traces(self, figure: str) -> list[dict[str, Any]]:
-        """What is drawn now, read back from the plot."""
+        """Return the traces of a plot as they are drawn now."""
         fields = "({name: t.name, x: [...t.x], y: [...t.y], visible: t.visible, opacity: t.opacity, meta: t.meta})"
         script = f"return document.querySelector(`[data-figure='${{arguments[0]}}']`).data.map(t => {fields})"
         return self.run(script, figure)
@@ -126,7 +152,7 @@ class Browser:
         self._change("smoothing", "input", str(amount))
 
     def axis(self, name: str) -> None:
-        """Choose what the horizontal axis is."""
+        """Choose the horizontal axis."""
         self._change("axis", "change", name)
 
     def _change(self, element: str, event: str, value: str) -> None:
@@ -140,10 +166,10 @@ class Browser:
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requests(self) -> list[str]:
-        """Addresses that were asked for since `open`, but for the page itself."""
+        """Return the URLs requested since `open`, except the page itself."""
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
-        assert any(url.endswith("/page.html") for url in urls), "the browser tells of requests"
+        assert any(url.endswith("/page.html") for url in urls), "the browser logs requests"
         return [url for url in urls if not url.startswith("data:") and not url.endswith("/page.html")]
 
 

@@ -1,4 +1,4 @@
-"""What the page says of a run: figures, state, options and commands."""
+"""Headline of the page: numbers, status, options and commands of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vit_scale.format import amount, option_value
-from vit_scale.page.headline import best_run, by_label, headline, status, timm_line
+from vit_scale.page.headline import best_run, headline, status, timm_line
 from vit_scale.page.next_commands import commands
 from vit_scale.page.options import changed, differing, option_rows
 from vit_scale.page.runs import read_runs
@@ -20,7 +20,7 @@ from vit_scale.recipe import flatten, load_recipe
     ("count", "text"),
     [(7, "7"), (202_186, "202 k"), (86_567_656, "86.6 M"), (1_012_611_432, "1.01 G"), (17_563_828_224, "17.6 G")],
 )
-def test_large_numbers_are_short(count: int, text: str) -> None:
+def test_large_numbers_are_abbreviated(count: int, text: str) -> None:
     assert amount(count) == text
 
 
@@ -28,54 +28,58 @@ def test_large_numbers_are_short(count: int, text: str) -> None:
     ("value", "text"),
     [(None, "null"), (True, "true"), (3e-4, "0.0003"), ([0.8, 1.0], "[0.8, 1.0]"), ("", '""'), ("cls", "cls")],
 )
-def test_options_are_written_as_they_are_typed(value: object, text: str) -> None:
+def test_options_are_formatted_as_on_the_command_line(value: object, text: str) -> None:
     assert option_value(value) == text
 
 
 def test_headline_has_result_size_time_speed_and_hardware(make_run) -> None:
     summary = {"params": 86_567_656, "macs": 17_563_828_224, "seconds": 4325.0, "processes": 8, "strategy": "zero2"}
     [run] = read_runs([make_run(summary=summary | {"precision": "bf16", "peak_source": "A100 datasheet"})])
-    facts = {k: (f.value.replace("\xa0", " "), f.detail.replace("\xa0", " ")) for k, f in by_label(run).items()}
-    assert facts == {
-        "Top-1 accuracy": ("90.00%", "best, after 40 steps; last 90.00% raw, 90.00% EMA"),
-        "Parameters": ("86.6 M", "17.6 GMACs a forward pass of one image"),
-        "Time": ("1h 12m", "40 steps, 2 epochs"),
-        "Images per second": ("64", "median; MFU 20.00% of A100 datasheet"),
-        "Ran on": ("8 processes", "ZeRO-2, bf16"),
-    }
+    stats = [tuple(part.replace("\xa0", " ") for part in (s.label, s.value, s.detail)) for s in headline(run).values()]
+    assert stats == [
+        ("Top-1 accuracy", "90.00%", "best, at step 40; last 90.00% (raw), 90.00% (EMA)"),
+        ("Parameters", "86.6 M", "17.6 GMACs per image"),
+        ("Time", "1h 12m", "40 steps, 2 epochs"),
+        ("Images per second", "64", "median; MFU 20.00% (peak: A100 datasheet)"),
+        ("Hardware", "8 processes", "ZeRO-2, bf16"),
+    ]
 
 
-def test_time_of_a_resumed_run_is_not_that_of_its_last_session(make_run) -> None:
+def test_time_of_a_resumed_run_includes_earlier_launches(make_run) -> None:
     [run] = read_runs([make_run(summary={"seconds": 1.0})])
-    assert by_label(run)["Time"].value == "20s"
+    assert headline(run)["time"].value == "20s"
 
 
-def test_a_run_that_just_began_has_no_figures(make_run) -> None:
+def test_run_without_metrics_has_no_headline(make_run) -> None:
     folder = make_run(lines=[])
     (folder / "summary.json").unlink()
     [run] = read_runs([folder])
-    assert headline(run) == []
+    assert headline(run) == {}
     assert timm_line(run) == ""
-    assert status(run).startswith("not finished: nothing logged yet, last heard of ")
+    assert status(run).startswith("not finished: nothing logged yet, last written ")
 
 
-def test_a_run_still_going_on_says_how_far_it_is(make_run) -> None:
+def test_run_in_progress_shows_its_progress(make_run) -> None:
     by_steps, by_epochs = read_runs(
         [
             make_run("a", summary={"finished": False}, schedule={"steps": 1000}),
             make_run("b", summary={"finished": False}, schedule={"epochs": 30}),
         ]
     )
-    assert "step 40 of 1,000" in status(by_steps)
-    assert "epoch 2.0 of 30" in status(by_epochs)
+    assert "step 40/1,000" in status(by_steps)
+    assert "epoch 2.0/30" in status(by_epochs)
 
 
-def test_summary_that_is_rubbish_is_taken_as_empty(make_run) -> None:
+def test_invalid_summary_is_treated_as_empty(make_run) -> None:
     folder = make_run()
-    for text in ("[1]", '{"fini', '{"timm_check": 3, "params": "many", "versions": [], "git_commit": 7}'):
+    for text in (
+        "[1]",
+        '{"fini',
+        '{"timm_check": 3, "params": "many", "versions": [], "git_commit": 7, "task": 3, "pictures": 4}',
+    ):
         (folder / "summary.json").write_text(text)
         [run] = read_runs([folder])
-        assert set(by_label(run)) == {"Top-1 accuracy", "Time", "Images per second"}
+        assert set(headline(run)) == {"best", "time", "images/s"}
         assert timm_line(run) == ""
         assert commands(run)
 
@@ -83,11 +87,11 @@ def test_summary_that_is_rubbish_is_taken_as_empty(make_run) -> None:
 def test_best_run_is_named(make_run) -> None:
     good = [{"step": 1, "val/top1": 0.5}, {"step": 2, "val/top1": None}]
     runs = read_runs([make_run("a", lines=[]), make_run("b", lines=good), make_run("c", lines=[{"step": 1, "x": 1}])])
-    assert best_run(runs) == "best top-1 accuracy: 50.00% in b"
+    assert best_run(runs) == "Best Top-1 accuracy: 50.00% (b)"
     assert best_run(runs[:1]) == ""
 
 
-def test_timm_line_says_what_the_check_found(make_run) -> None:
+def test_timm_line_has_the_outcome_of_the_check(make_run) -> None:
     check = {"matched": "vit_x", "tensors": 5, "stages": {"head": {}}, "differences": [], "reason": "", "equal": True}
     folder = make_run()
 
@@ -95,12 +99,12 @@ def test_timm_line_says_what_the_check_found(make_run) -> None:
         (folder / "summary.json").write_text(json.dumps({"timm_check": check | found}))
         return timm_line(read_runs([folder])[0])
 
-    assert line() == "equal to timm's vit_x in 5 tensors, 1 stages and MACs"
-    assert line(differences=["head: 3 and 4"]) == "differs from timm's vit_x: head: 3 and 4"
-    assert line(matched=None, reason="rope") == "timm has no counterpart: rope"
+    assert line() == "passed: 5 tensors, 1 stages and MACs match timm's vit_x"
+    assert line(differences=["head: 3 and 4"]) == "failed: differs from timm's vit_x: head: 3 and 4"
+    assert line(matched=None, reason="rope") == "not applicable: rope"
 
 
-def test_differing_options_leave_out_what_is_the_same_or_only_missing(make_run) -> None:
+def test_differing_options_exclude_equal_and_missing_ones(make_run) -> None:
     runs = read_runs([make_run("a", optim={"lr": 0.1}), make_run("b", optim={"lr": 0.2}, run={"dir": "b"})])
     del runs[0].options["ema.decay"]
     rows = option_rows(runs)
@@ -109,7 +113,7 @@ def test_differing_options_leave_out_what_is_the_same_or_only_missing(make_run) 
     assert len(rows) >= len(flatten(load_recipe(runs[0].folder / "config.yaml")))
 
 
-def test_commands_train_the_same_options_again_and_go_on(make_run) -> None:
+def test_commands_rerun_with_the_same_options_and_resume(make_run) -> None:
     folder = make_run("two words", summary={"finished": False, "processes": 2, "git_commit": "abc-dirty"})
     (folder / "wandb" / "offline-run-1").mkdir(parents=True)
     [run] = read_runs([folder])

@@ -1,4 +1,4 @@
-"""`launch/show_run.py` and `make train` as a user meets them."""
+"""`launch/show_run.py` and `make train` from the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Launch = Callable[..., subprocess.CompletedProcess]
 SCRIPT = "launch/show_run.py"
 
 
-def test_page_of_one_run_lies_in_its_folder(launch: Launch, make_run) -> None:
+def test_page_of_one_run_is_in_its_directory(launch: Launch, make_run) -> None:
     folder = make_run()
     done = launch(SCRIPT, folder)
     assert done.returncode == 0, done.stderr
@@ -22,7 +22,7 @@ def test_page_of_one_run_lies_in_its_folder(launch: Launch, make_run) -> None:
     assert (folder / "page.html").read_text().startswith("<!doctype html>")
 
 
-def test_plotly_is_in_the_page_once_and_nothing_is_linked(launch: Launch, make_run, tmp_path: Path) -> None:
+def test_page_includes_plotly_once_and_links_nothing(launch: Launch, make_run, tmp_path: Path) -> None:
     done = launch(SCRIPT, make_run("a"), make_run("b"), "--out", tmp_path / "both.html")
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "both.html").read_text()
@@ -31,29 +31,29 @@ def test_plotly_is_in_the_page_once_and_nothing_is_linked(launch: Launch, make_r
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "RUN"),
         (["optim.lr=1"], "no run given"),
-        (["recipes"], "recipes: is not the folder of a run"),
-        (["no/such/run"], "no/such/run: there is no such run"),
+        (["recipes"], "recipes: not a run directory"),
+        (["no/such/run"], "no/such/run: run not found"),
         (["recipes/none.yaml"], "recipes/none.yaml: recipe not found"),
         (["{run}", "--out", "no/folder/page.html"], "--out no/folder/page.html: directory no/folder does not exist"),
         (["{run}", "--out", "recipes"], "--out recipes: is a directory"),
         (["{run}", "--nonsense"], "--nonsense"),
     ],
 )
-def test_mistake_exits_2_and_writes_nothing(launch: Launch, make_run, arguments: list[str], said: str) -> None:
+def test_invalid_input_exits_2_and_writes_nothing(launch: Launch, make_run, arguments: list[str], message: str) -> None:
     run = make_run()
     done = launch(SCRIPT, *(str(run) if argument == "{run}" else argument for argument in arguments))
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) <= 3
     assert not list(run.glob("*.html"))
 
 
-def test_page_that_cannot_be_written_is_a_message_and_leaves_the_old_one(make_run, monkeypatch) -> None:
+def test_write_error_is_reported_and_preserves_the_old_page(make_run, monkeypatch) -> None:
     from vit_scale.errors import UserError
     from vit_scale.page.page import write_page
     from vit_scale.page.runs import read_runs
@@ -71,14 +71,14 @@ def test_page_that_cannot_be_written_is_a_message_and_leaves_the_old_one(make_ru
     assert (folder / "page.html").read_text() == "old"
 
 
-def test_help_is_light(launch: Launch) -> None:
+def test_help_imports_no_heavy_libraries(launch: Launch) -> None:
     done = launch("-Ximporttime", SCRIPT, "--help")
     assert done.returncode == 0
     assert "examples:" in done.stdout
     assert not re.search(r"\|\s+(torch|plotly|jinja2)\b", done.stderr)
 
 
-def test_reading_and_writing_needs_no_torch(launch: Launch, make_run) -> None:
+def test_page_imports_no_torch(launch: Launch, make_run) -> None:
     done = launch("-Ximporttime", SCRIPT, make_run())
     assert done.returncode == 0
     assert not re.search(r"\|\s+torch\b", done.stderr)
@@ -86,7 +86,7 @@ def test_reading_and_writing_needs_no_torch(launch: Launch, make_run) -> None:
 
 @pytest.fixture
 def make_train(root: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
-    """The Makefile's `train` with a Python that only says what it was asked, and fails in training with a status."""
+    """Run `make train` with a Python that only prints its arguments, and exits with a status in training."""
     if not shutil.which("make"):
         pytest.skip("no make is installed")
     for name in ("Makefile", "setup.py", "constraints.txt"):
@@ -105,18 +105,18 @@ def make_train(root: Path, tmp_path: Path) -> Callable[..., subprocess.Completed
     return run
 
 
-def test_make_train_ends_with_the_page(make_train: Callable) -> None:
+def test_make_train_writes_the_page(make_train: Callable) -> None:
     done = make_train()
     assert done.returncode == 0, done.stderr
     assert done.stdout == "launch/train.py recipes/digits.yaml\nlaunch/show_run.py recipes/digits.yaml\n"
 
 
-def test_make_train_hands_recipe_and_options_to_both(make_train: Callable) -> None:
+def test_make_train_passes_recipe_and_options_to_both(make_train: Callable) -> None:
     done = make_train("RECIPE=my.yaml run.dir=there")
     assert done.stdout == "launch/train.py my.yaml run.dir=there\nlaunch/show_run.py my.yaml run.dir=there\n"
 
 
-def test_make_train_fails_with_training_and_shows_no_page(make_train: Callable) -> None:
+def test_make_train_fails_with_training_and_writes_no_page(make_train: Callable) -> None:
     done = make_train(status=130)
     assert done.returncode != 0
     assert "130" in done.stderr

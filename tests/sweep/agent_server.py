@@ -1,6 +1,6 @@
-"""A server on loopback with as much of W&B's API as `wandb sweep` and `wandb agent` use: five GraphQL operations.
+"""Local server with the subset of W&B's API that `wandb sweep` and `wandb agent` use: five GraphQL operations.
 
-It keeps the sweep files that are sent, and hands out the runs that a test has queued, one at a time to each sweep.
+It stores the uploaded sweep files and assigns the runs queued by a test, one at a time per sweep.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ PROJECT = "sweeps"
 
 
 class AgentServer:
-    """Answers until it is left as a context. Sweeps are named `sweep-0`, `sweep-1`, ... in the order they come."""
+    """Responds while used as a context manager. Sweeps are named `sweep-0`, `sweep-1`, ... in order of arrival."""
 
     def __init__(self) -> None:
         self.files: dict[str, str] = {}
-        """The sweep files that were sent, by the name of the sweep."""
-        self.asked: list[str] = []
+        """Uploaded sweep files by sweep name."""
+        self.operations: list[str] = []
         self._queued: dict[str, deque[dict[str, Any]]] = defaultdict(deque)
         self._lock = threading.Lock()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"server_of_agents": self}))
@@ -38,20 +38,20 @@ class AgentServer:
         self._http.server_close()
 
     def environment(self) -> dict[str, str]:
-        """Variables under which the client is logged in here."""
+        """Return the environment variables that log the client in to this server."""
         url = f"http://127.0.0.1:{self._http.server_port}"
         return {"WANDB_BASE_URL": url, "WANDB_API_KEY": "0123456789" * 4, "WANDB_ERROR_REPORTING": "false"}
 
     def queue(self, sweep: str, run_id: str, values: dict[str, Any]) -> None:
-        """The next run of `sweep`."""
+        """Queue a run of `sweep`."""
         args = {key: {"value": value} for key, value in values.items()}
         self._queued[sweep].append({"type": "run", "run_id": run_id, "program": "launch/train.py", "args": args})
 
     def answer(self, query: str, given: dict[str, Any]) -> dict[str, Any]:
-        """The `data` of a GraphQL operation."""
+        """Return the `data` of a GraphQL operation."""
         name = re.search(r"(?:query|mutation)\s+(\w+)", query).group(1)
         with self._lock:
-            self.asked.append(name)
+            self.operations.append(name)
             return getattr(self, f"_answer_{name}", lambda given: {})(given)
 
     def _answer_Viewer(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -81,8 +81,8 @@ class _Handler(BaseHTTPRequestHandler):
     server_of_agents: AgentServer
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        answer = {"data": self.server_of_agents.answer(asked["query"], asked.get("variables") or {})}
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        answer = {"data": self.server_of_agents.answer(request["query"], request.get("variables") or {})}
         content = json.dumps(answer).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -91,4 +91,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *args: object) -> None:
-        """Say nothing."""
+        """Disable logging."""

@@ -1,4 +1,4 @@
-"""Fixtures of sweep tests: a folder to run in like the repository's, and trainings of seconds."""
+"""Fixtures for sweep tests: a working directory laid out like the repository, and trials that take seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # agent_server.py
 
-# Options that make recipes/digits.yaml a training of four updates, evaluated after each second one.
+# Options that reduce recipes/digits.yaml to four steps, evaluated every second step.
 TINY = {
     "schedule.epochs": 0.08,
     "schedule.warmup_epochs": 0,
@@ -29,7 +29,7 @@ def tiny() -> dict[str, object]:
 
 @pytest.fixture(scope="session")
 def make_checkout(root: Path):  # type: ignore[no-untyped-def]
-    """Make a folder that commands find like the repository, but whose runs/ is its own."""
+    """Create a directory laid out like the repository, with a separate runs/."""
 
     def make(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
@@ -42,6 +42,6 @@ def make_checkout(root: Path):  # type: ignore[no-untyped-def]
 
 @pytest.fixture(scope="session")
 def with_programs() -> dict[str, str]:
-    """An environment in which `python`, `accelerate` and `wandb` are those of the tests."""
+    """Environment in which `python`, `accelerate` and `wandb` are those running the tests."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return dict(os.environ) | {"PATH": path}

@@ -1,8 +1,8 @@
-"""Stands in for launch/train.py where only the sweep is under test: takes the same options, writes the same files.
+"""Stub of launch/train.py for testing sweeps only: takes the same options and writes the same files.
 
-Four evaluations; the better, the nearer `optim.lr` is to 1e-3. Variables change how it behaves:
-STUB_FAIL_BELOW (a learning rate) fails, STUB_HANG_AFTER (an evaluation) waits there for SIGTERM unless it is 1e-3,
-STUB_METRIC names what is logged.
+Runs four evaluations; the closer `optim.lr` is to 1e-3, the better. Environment variables change its behavior:
+STUB_FAIL_BELOW: fail below this learning rate; STUB_HANG_AFTER: wait for SIGTERM after this evaluation unless the
+learning rate is 1e-3; STUB_METRIC: name of the logged metric.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table, the plot and the recipe at the end of a sweep."""
+"""Table, plot and best recipe at the end of a sweep."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sweep(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
     return load_sweep(tmp_path / "sweep.yaml")
 
 
-def test_ranking_is_by_the_goal_with_unfinished_trials_behind(sweep: Sweep, tmp_path: Path) -> None:
+def test_ranking_follows_the_goal_with_unfinished_trials_last(sweep: Sweep, tmp_path: Path) -> None:
     search = Search(sweep, tmp_path)
     for value in (0.3, 0.9, 0.6):
         trial, _ = search.next() or pytest.fail("no trial")
@@ -55,16 +55,16 @@ def test_ranking_is_by_the_goal_with_unfinished_trials_behind(sweep: Sweep, tmp_
     assert search.best == 0.9
 
 
-def test_table_shows_what_was_varied_and_how_trials_ended(sweep: Sweep) -> None:
+def test_table_shows_varied_parameters_and_trial_states(sweep: Sweep) -> None:
     console = Console(width=140, file=io.StringIO())
     console.print(table(RESULTS, sweep))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     for part in ("val/top1", "0.001", "0.9000", "[0.5, 1.0]", "stopped early", "failed"):
         assert part in shown
-    assert "adamw" not in shown, "a constant tells nothing"
+    assert "adamw" not in shown, "constants are omitted"
 
 
-def test_plot_has_the_metric_over_each_parameter_that_varies(sweep: Sweep) -> None:
+def test_plot_shows_the_metric_over_each_varied_parameter(sweep: Sweep) -> None:
     shown = figure(RESULTS, sweep)
     titles = [axis.title.text for axis in shown.select_xaxes()]
     assert titles[:4] == ["trial", "optim.lr", "augment.crop_scale", "optim.weight_decay"]
@@ -79,13 +79,13 @@ def test_plot_has_the_metric_over_each_parameter_that_varies(sweep: Sweep) -> No
     assert list(best.y) == [0.8, 0.9]
 
 
-def test_best_recipe_has_typed_values_and_trains_as_the_trial_did(sweep: Sweep, tmp_path: Path) -> None:
+def test_best_recipe_has_typed_values_of_the_best_trial(sweep: Sweep, tmp_path: Path) -> None:
     folder = tmp_path / "sweeps" / "try"
     folder.mkdir(parents=True)
-    path = write_best(folder, RESULTS[0], sweep, ["schedule.epochs=5"], trainings=4)
+    path = write_best(folder, RESULTS[0], sweep, ["schedule.epochs=5"], trials=4)
     config = load_recipe(path)
     assert config.optim.lr == 1e-3
-    assert config.optim.weight_decay == 0.01, "text in the sweep file, a number in the recipe"
+    assert config.optim.weight_decay == 0.01, "a string in the sweep file, a number in the recipe"
     assert config.augment.crop_scale == (0.5, 1.0)
     assert config.schedule.epochs == 5
     assert config.model.embed_dim == 64, "from the base"

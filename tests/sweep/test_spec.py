@@ -1,4 +1,4 @@
-"""Sweep files: those that are shipped, W&B's distributions, and what is said of a bad file."""
+"""Sweep files: the provided ones, W&B's distributions, and errors in invalid files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vit_scale.sweep.parameters import read_distribution
 from vit_scale.sweep.search import Search, grid
 from vit_scale.sweep.spec import Hyperband, Sweep, load_sweep
 
-SHIPPED = ["lr", "augment", "drop_path", "processes"]
+PROVIDED = ["lr", "augment", "drop_path", "processes"]
 COMMAND = ["${env}", "${interpreter}", "launch/train.py", "recipes/digits.yaml", "${args}"]
 
 
@@ -47,37 +47,41 @@ def draws(spec: dict[str, Any], count: int = 400) -> list[Any]:
     return [where.draw(study.ask(), "key") for _ in range(count)]
 
 
-# -------------------------------------------------------------------------------------------------------- shipped files
+# ------------------------------------------------------------------------------------------------------- provided files
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_every_draw_of_a_shipped_file_is_a_valid_training(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", PROVIDED)
+def test_every_draw_of_a_provided_file_is_a_valid_run(name: str, tmp_path: Path) -> None:
     sweep = load_sweep(f"recipes/sweeps/{name}.yaml")
     search = Search(sweep, tmp_path)
     for _ in range(min(8, len(grid(sweep)) if sweep.method == "grid" else 8)):
-        trial, values = search.next() or pytest.fail("a grid that ends too soon")
+        trial, values = search.next() or pytest.fail("the grid ended too early")
         load_recipe(sweep.recipe, [f"--{key}={value}" for key, value in values.items()])
         search.finish(trial, 0.5)
     assert sweep.metric.name in ("val/top1", "val_ema/top1")
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_wandb_itself_accepts_a_shipped_file(name: str) -> None:
+@pytest.mark.parametrize("name", PROVIDED)
+def test_wandb_accepts_a_provided_file(name: str) -> None:
     from wandb.apis.public.sweeps import _validate_config_and_fill_distribution
 
     filled = _validate_config_and_fill_distribution(yaml.safe_load(Path(f"recipes/sweeps/{name}.yaml").read_text()))
     bounds = [spec[key] for spec in filled["parameters"].values() for key in ("min", "max", "q") if key in spec]
-    assert all(isinstance(number, int | float) for number in bounds), "1e-4 without a point is text to W&B"
+    assert all(isinstance(number, int | float) for number in bounds), (
+        "W&B reads 1e-4 without a decimal point as a string"
+    )
 
 
-def test_shipped_files_are_what_they_say() -> None:
-    sweeps = {name: load_sweep(f"recipes/sweeps/{name}.yaml") for name in SHIPPED}
+def test_provided_files_match_their_descriptions() -> None:
+    sweeps = {name: load_sweep(f"recipes/sweeps/{name}.yaml") for name in PROVIDED}
     assert sweeps["lr"].method == "bayes"
     assert sweeps["lr"].early == Hyperband(min_iter=1, eta=3)
     assert set(sweeps["lr"].varied) == {"optim.lr", "optim.weight_decay"}
     assert sweeps["augment"].method == "random"
     assert len(grid(sweeps["drop_path"])) == 9
-    assert sweeps["processes"].command[1:3] == ("accelerate", "launch"), "two words, or the agent finds no such program"
+    assert sweeps["processes"].command[1:3] == ("accelerate", "launch"), (
+        "two words, otherwise the agent does not find the program"
+    )
 
 
 # -------------------------------------------------------------------------------------------------------- distributions
@@ -102,18 +106,18 @@ def test_draws_stay_within_bounds_and_fill_them(spec: dict[str, Any], low: float
     assert len(set(values)) > 3
 
 
-def test_logarithmic_draws_have_the_geometric_mean_in_the_middle() -> None:
+def test_log_uniform_draws_have_the_expected_mean() -> None:
     values = draws({"distribution": "log_uniform_values", "min": 1.0e-4, "max": 1.0})
     assert statistics.mean(map(math.log10, values)) == pytest.approx(-2, abs=0.2)
 
 
-def test_normal_draws_have_mean_and_deviation() -> None:
+def test_normal_draws_have_the_expected_mean_and_std() -> None:
     values = draws({"distribution": "normal", "mu": 3, "sigma": 2}, 2000)
     assert statistics.mean(values) == pytest.approx(3, abs=0.2)
     assert statistics.stdev(values) == pytest.approx(2, abs=0.2)
 
 
-def test_probabilities_are_kept() -> None:
+def test_draws_follow_the_probabilities() -> None:
     values = draws({"values": ["a", "b"], "probabilities": [0.9, 0.1]}, 2000)
     assert values.count("a") / 2000 == pytest.approx(0.9, abs=0.03)
 
@@ -130,11 +134,11 @@ def test_probabilities_are_kept() -> None:
         ({"value": "one"}, {"one"}),
     ],
 )
-def test_quantised_and_chosen_draws_are_exactly_the_values(spec: dict[str, Any], expected: set[Any]) -> None:
+def test_quantized_and_categorical_draws_are_exactly_the_values(spec: dict[str, Any], expected: set[Any]) -> None:
     values = draws(spec)
     assert set(values) == expected
-    whole = {type(value) for value in expected}
-    assert {type(value) for value in values} == whole, "batch.global=16.0 would be refused"
+    types = {type(value) for value in expected}
+    assert {type(value) for value in values} == types, "batch.global=16.0 would be rejected"
 
 
 def test_lists_can_be_chosen() -> None:
@@ -154,8 +158,8 @@ def test_grid_has_every_combination_once(tmp_path: Path) -> None:
     }
     sweep = sweep_of(tmp_path, method="grid", parameters=parameters)
     search, seen = Search(sweep, tmp_path), []
-    while (asked := search.next()) is not None:
-        trial, values = asked
+    while (suggestion := search.next()) is not None:
+        trial, values = suggestion
         seen.append(values)
         search.finish(trial, 0.0)
     assert seen == grid(sweep)
@@ -171,7 +175,7 @@ def test_bayesian_search_finds_the_optimum_that_random_draws_miss(tmp_path: Path
         search = Search(sweep_of(folder, method=method, parameters=parameters), folder)
         misses = []
         for _ in range(25):
-            trial, values = search.next() or pytest.fail("a search without end ended")
+            trial, values = search.next() or pytest.fail("the search ended")
             misses.append(abs(math.log10(values["optim.lr"] / 3e-4)))
             search.finish(trial, 1 - misses[-1])
         return statistics.mean(misses[-10:])
@@ -182,82 +186,82 @@ def test_bayesian_search_finds_the_optimum_that_random_draws_miss(tmp_path: Path
 # -------------------------------------------------------------------------------------------------------------- command
 
 
-def test_macros_expand_as_wandbs_agent_expands_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_macros_expand_as_in_the_wandb_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
-    monkeypatch.setenv("SOME_FOLDER", "here")
+    monkeypatch.setenv("SOME_DIR", "here")
     values = {"optim.lr": 0.001, "ema.warmup": False, "parallel.compile": True, "augment.crop_scale": [0.1, 1.0]}
     reference = create_sweep_command_args({"args": {key: {"value": value} for key, value in values.items()}})
     for macro in ("args", "args_no_hyphens", "args_no_equals", "args_no_boolean_flags", "args_json"):
         sweep = sweep_of(tmp_path, command=["${env}", "launch/train.py", "recipes/digits.yaml", f"${{{macro}}}"])
         assert build_command(sweep, values)[3:] == reference[macro], macro
-    fixed = ["launch/train.py", "recipes/digits.yaml", "run.dir=${envvar:SOME_FOLDER}/x"]
+    fixed = ["launch/train.py", "recipes/digits.yaml", "run.dir=${envvar:SOME_DIR}/x"]
     assert build_command(sweep_of(tmp_path, command=fixed), {}) == create_sweep_command(list(fixed))
 
 
-def test_the_best_is_trained_by_the_sweeps_own_launcher() -> None:
-    said = command_for_recipe(load_sweep("recipes/sweeps/processes.yaml"), Path("best.yaml"))
-    assert said.startswith("accelerate launch --multi_gpu --num_processes 2")
-    assert said.endswith("launch/train.py best.yaml")
+def test_best_recipe_is_trained_with_the_sweeps_launcher() -> None:
+    command = command_for_recipe(load_sweep("recipes/sweeps/processes.yaml"), Path("best.yaml"))
+    assert command.startswith("accelerate launch --multi_gpu --num_processes 2")
+    assert command.endswith("launch/train.py best.yaml")
 
 
-# ------------------------------------------------------------------------------------------------------------ bad files
+# -------------------------------------------------------------------------------------------------------- invalid files
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ({"distribution": "beta", "a": 1}, "'beta' is not supported"),
-        ({"distribution": "uniform", "min": 0.1}, "uniform lacks max"),
-        ({"min": 0.1, "max": 0.2, "q": 1}, "uniform has no use for q"),
-        ({"min": "1e-5", "max": 0.1}, "W&B's YAML reads that as text, write 1.0e-05"),
+        ({"distribution": "uniform", "min": 0.1}, "uniform requires max"),
+        ({"min": 0.1, "max": 0.2, "q": 1}, "uniform does not support q"),
+        ({"min": "1e-5", "max": 0.1}, "a string, write 1.0e-05"),
         ({"min": 2.0, "max": 1.0}, "min = 2.0 is greater than max = 1.0"),
         ({"distribution": "log_uniform_values", "min": 0, "max": 1}, "greater than 0"),
-        ({"distribution": "int_uniform", "min": 0.5, "max": 1}, "takes whole numbers"),
+        ({"distribution": "int_uniform", "min": 0.5, "max": 1}, "requires integers"),
         ({"distribution": "q_uniform", "min": 0, "max": 1, "q": 0}, "q must be greater than 0"),
         ({"values": []}, "at least one value"),
-        ({"values": [None, 1]}, "write the text 'null', in quotes"),
+        ({"values": [None, 1]}, "write the string 'null' in quotes"),
         ({"values": [1, 2], "probabilities": [1.0]}, "a list of 2 numbers"),
-        ({"values": [1, 2], "probabilities": [0.5, 0.6]}, "add up to 1"),
-        ({"max": 1}, "give value, values, min and max, or a distribution"),
-        (0.1, "must be a mapping such as"),
+        ({"values": [1, 2], "probabilities": [0.5, 0.6]}, "sum to 1"),
+        ({"max": 1}, "set value, values, min and max, or a distribution"),
+        (0.1, "must be a mapping, e.g."),
     ],
 )
-def test_bad_parameter_is_named(spec: Any, said: str, tmp_path: Path) -> None:
+def test_invalid_parameter_is_named(spec: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"sweep\.yaml: parameters\.optim\.lr") as error:
         sweep_of(tmp_path, parameters={"optim.lr": spec})
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
-        ({"method": "grid", "parameters": {"optim.lr": {"min": 0.1, "max": 0.2}}}, "a grid needs values"),
+        ({"method": "grid", "parameters": {"optim.lr": {"min": 0.1, "max": 0.2}}}, "method grid requires values"),
         ({"parameters": {}}, "parameters = {}: must be a mapping"),
         ({"metric": {"name": "val/top1", "goal": "maximise"}}, "did you mean maximize?"),
         ({"metric": {"name": "val/top1", "impute": 1}}, "metric.impute is not supported"),
-        ({"early_terminate": {"type": "hyperband"}}, "give min_iter, or max_iter and s"),
+        ({"early_terminate": {"type": "hyperband"}}, "set min_iter, or max_iter and s"),
         ({"early_terminate": {"type": "hyperband", "min_iter": 1, "strict": True}}, "early_terminate.strict"),
         ({"early_terminate": {"type": "hyperband", "min_iter": 0}}, "early_terminate.min_iter = 0"),
         ({"run_cap": 0}, "run_cap = 0"),
         ({"command": "python launch/train.py"}, "command = 'python launch/train.py': must be a list"),
-        ({"command": ["${program}", "recipes/digits.yaml"]}, "program is not given"),
+        ({"command": ["${program}", "recipes/digits.yaml"]}, "program is not set"),
         ({"scheduler": {"engine": "ax"}}, "scheduler is not supported"),
     ],
 )
-def test_bad_file_is_told_by_its_key(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_invalid_file_error_names_the_key(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         sweep_of(tmp_path, **changes)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
-@pytest.mark.parametrize(("text", "said"), [("[1", "is not valid YAML"), ("- 1", "is a mapping"), ("", "is a mapping")])
-def test_file_that_is_no_sweep(text: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "message"), [("[1", "invalid YAML"), ("- 1", "be a mapping"), ("", "be a mapping")])
+def test_file_that_is_not_a_sweep_is_rejected(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(text)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         load_sweep(tmp_path / "sweep.yaml")
 
 
-def test_bands_by_their_largest_are_understood(tmp_path: Path) -> None:
+def test_hyperband_accepts_max_iter_and_s(tmp_path: Path) -> None:
     early = {"type": "hyperband", "max_iter": 27, "s": 2}
     assert sweep_of(tmp_path, early_terminate=early).early == Hyperband(min_iter=3, eta=3)

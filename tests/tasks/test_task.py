@@ -55,6 +55,14 @@ def test_task_of_ones_own_resumes_bit_for_bit(runs: Path) -> None:
     assert last["whole"] == last["resumed"]
 
 
+def test_run_of_another_task_is_not_resumed(runs: Path, launch_processes: Callable) -> None:
+    options = ["data.workers=0", "track.wandb=disabled", f"run.resume={runs / 'whole'}", f"run.dir={runs / 'other'}"]
+    (done,) = launch_processes([sys.executable, "launch/train.py", "recipes/debug.yaml", *options])
+    assert done.returncode == 2
+    assert "another task: name = 'mean_color' (existing), 'classify' (requested)" in done.stderr
+    assert not (runs / "other").exists()
+
+
 def test_pages_show_a_task_of_ones_own(runs: Path, tmp_path: Path) -> None:
     from vit_scale.page.page import write_page
     from vit_scale.page.runs import read_runs

@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
     from vit_scale.launcher import silence_libraries
 
     silence_libraries()
-    from vit_scale.inference.eval_data import match_classes, open_eval_data
+    from vit_scale.inference.eval_data import fit_classes, open_eval_data
     from vit_scale.inference.evaluate_run import evaluate_run
     from vit_scale.inference.pretrained import load_target
     from vit_scale.strategies.processes import close_processes, join_processes
@@ -74,11 +73,7 @@ def main(argv: Sequence[str]) -> int:
     if loaded.folder is None and args.data is None:
         raise UserError(f"{args.target}: no data to evaluate on. Add --data SOURCE")
     data = open_eval_data(loaded.config, args.data, args.split)
-    relabel = match_classes(
-        data.class_names, loaded.class_names, loaded.model.num_classes, match_by_index=args.match_by_index
-    )
-    if not loaded.class_names and len(data.class_names) == loaded.model.num_classes:
-        loaded = replace(loaded, class_names=data.class_names)
+    loaded, relabel = fit_classes(loaded, data, match_by_index=args.match_by_index)
     out = _out_dir(args, loaded, data)
     processes = join_processes()
     try:

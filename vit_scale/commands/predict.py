@@ -14,7 +14,7 @@ from vit_scale.cli import Parser
 from vit_scale.errors import UserError
 
 if TYPE_CHECKING:
-    from vit_scale.inference.attention_figures import AttentionPictures
+    from vit_scale.inference.attention_figures import AttentionFigures
     from vit_scale.inference.loaded_run import LoadedRun
     from vit_scale.inference.prediction import Prediction
 
@@ -40,21 +40,21 @@ def main(argv: Sequence[str]) -> int:
     silence_libraries()
     import torch
 
-    from vit_scale.inference.attention_figures import AttentionPictures
+    from vit_scale.inference.attention_figures import AttentionFigures
     from vit_scale.inference.prediction import find_images, predict
     from vit_scale.inference.pretrained import load_target
 
     paths = find_images(args.images)
     run = load_target(args.run, weights=args.weights)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    figures = AttentionPictures(run, _out_dir(args, run)) if args.attention else None
+    figures = AttentionFigures(run, _out_dir(args, run)) if args.attention else None
     predictions = [_handle(each, figures) for each in predict(run, paths, top=args.top, device=device)]
-    if not any(each.guesses for each in predictions):
+    if not any(each.classes for each in predictions):
         raise UserError(f"none of {len(paths)} files could be read as an image")
     if args.json:
         print(json.dumps([_as_dict(each) for each in predictions], indent=1))
     else:
-        _print_table([each for each in predictions if each.guesses])
+        _print_table([each for each in predictions if each.classes])
     if figures is not None:
         print(f"Wrote {len(figures.written)} figures to {figures.folder}", file=sys.stderr)
     return 0
@@ -64,7 +64,7 @@ def _out_dir(args: argparse.Namespace, run: LoadedRun) -> Path:
     return Path(args.out) if args.out else (run.folder or Path()) / "attention"
 
 
-def _handle(prediction: Prediction, figures: AttentionPictures | None) -> Prediction:
+def _handle(prediction: Prediction, figures: AttentionFigures | None) -> Prediction:
     """Report an unreadable file or draw its attention; drop the pixels, since there may be many files."""
     if prediction.problem:
         print(f"Skipped {prediction.path}: {prediction.problem}", file=sys.stderr)
@@ -100,18 +100,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _as_dict(prediction: Prediction) -> dict[str, object]:
     if prediction.problem:
         return {"file": str(prediction.path), "problem": prediction.problem}
-    guesses = [{"class": g.name, "index": g.index, "probability": g.probability} for g in prediction.guesses]
-    return {"file": str(prediction.path), "predictions": guesses}
+    classes = [{"class": c.name, "index": c.index, "probability": c.probability} for c in prediction.classes]
+    return {"file": str(prediction.path), "predictions": classes}
 
 
 def _print_table(predictions: Sequence[Prediction]) -> None:
     """Print a block per image: the top class next to the file name, the others below."""
+    from vit_scale.format import percent
     from vit_scale.record.terminal import make_console, make_table
 
     table = make_table("image", "class", "probability")
     for prediction in predictions:
-        for i, guess in enumerate(prediction.guesses):
+        for i, found in enumerate(prediction.classes):
             name = "" if i else str(prediction.path)
-            last = i == len(prediction.guesses) - 1 > 0
-            table.add_row(name, guess.name, f"{100 * guess.probability:.2f}%", end_section=last)
+            last = i == len(prediction.classes) - 1 > 0
+            table.add_row(name, found.name, percent(found.probability), end_section=last)
     make_console().print(table)

@@ -30,7 +30,7 @@ class DataInfo(NamedTuple):
 
 @dataclass
 class Batch:
-    """A micro-batch, in training and evaluation alike."""
+    """A micro-batch of training or evaluation."""
 
     images: torch.Tensor
     """uint8 [m, C, H, W], in pinned memory if a GPU is available."""

@@ -1,1 +1,1 @@
-"""Using what was trained: loading a run, evaluating it, predicting with it."""
+"""Using a trained model: loading a run, evaluating it, predicting with it."""

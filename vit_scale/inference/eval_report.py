@@ -1,4 +1,4 @@
-"""The results of launch/eval.py, on the terminal and as files. Knows any task's metrics, tables and images."""
+"""Print and write the results of launch/eval.py: metrics, tables and images of any task."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from rich.console import Console
 from torch import nn
 
 from vit_scale.format import percent
 from vit_scale.record.terminal import make_console, make_table
-from vit_scale.tasks.task import Metric, Table
+from vit_scale.tasks.results import Metric, Table
 
 MAX_ROWS = 20
-"""Tables up to this many rows are printed in full, otherwise the rows with the lowest values."""
+"""Longer tables are shortened in the terminal."""
 
 
 class ReportShow:
-    """`tasks.task.Show` that keeps tables and images until they are written; on the main process only."""
+    """`tasks.task.Show` that collects tables and images until they are written, on the main process."""
 
     def __init__(self, model: nn.Module, *, enabled: bool) -> None:
         self.model, self._enabled = model, enabled
@@ -48,16 +49,12 @@ class Evaluation:
     task_metrics: tuple[Metric, ...]
     metrics: dict[str, float]
     numbers: dict[str, Any]
-    """Further results, such as `images` and `calibration_error`."""
+    """Further results, such as `calibration_error`."""
     notes: dict[str, str]
     """Further lines for the terminal."""
+    images: int
     seconds: float
     show: ReportShow
-
-    @property
-    def images(self) -> int:
-        """Images evaluated."""
-        return int(self.numbers.get("images", 0))
 
     @property
     def images_per_second(self) -> float:
@@ -78,33 +75,30 @@ def print_evaluation(evaluation: Evaluation, about: dict[str, str]) -> None:
         console.print(f"{name:<{width}}  {value}", soft_wrap=True)
     for table in evaluation.show.tables:
         if not table.matrix:
-            console.print()
-            console.print(_printed(table))
+            _print_table(console, table)
 
 
 def _precise(metric: Metric, value: float) -> str:
     return percent(value, 3) if metric.percent else metric.text(value)
 
 
-def _printed(table: Table) -> Any:
-    """Return the table for the terminal; rows without any value in the `weakest` column are left out."""
-    rows, title = table.rows, None
+def _print_table(console: Console, table: Table) -> None:
+    """Print a table, shortened if it is long, without rows that have no value in the `weakest` column."""
+    rows, title = table.rows, table.title
     if table.weakest:
         column = table.columns.index(table.weakest)
         rows = [row for row in rows if row[column] is not None]
         if len(rows) > MAX_ROWS:
             title = f"{table.title}: the {MAX_ROWS} weakest of {len(rows):,}"
             rows = sorted(rows, key=lambda row: row[column])
-    printed = make_table(*(name.replace("_", " ") for name in table.columns), title=title)
+    elif len(rows) > MAX_ROWS:
+        title = f"{table.title}: the first {MAX_ROWS} of {len(rows):,}"
+    printed = make_table(*table.headings())
     for row in rows[:MAX_ROWS]:
-        printed.add_row(*map(_cell, row))
-    return printed
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return percent(value, 1)
-    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+        printed.add_row(*table.texts(row))
+    # Not the title of the rich table, which would be wrapped to its width.
+    console.print(f"\n{title}", style="bold", soft_wrap=True)
+    console.print(printed)
 
 
 def to_json(evaluation: Evaluation, about: dict[str, str]) -> str:
@@ -114,8 +108,8 @@ def to_json(evaluation: Evaluation, about: dict[str, str]) -> str:
         for table in evaluation.show.tables
         if not table.matrix
     }
-    speed = {"images_per_second": evaluation.images_per_second}
-    return json.dumps({**about, **evaluation.metrics, **evaluation.numbers, **speed, **tables}, indent=1) + "\n"
+    counted = {"images": evaluation.images, "images_per_second": evaluation.images_per_second}
+    return json.dumps({**about, **evaluation.metrics, **evaluation.numbers, **counted, **tables}, indent=1) + "\n"
 
 
 def write_files(evaluation: Evaluation, about: dict[str, str], folder: Path) -> list[str]:

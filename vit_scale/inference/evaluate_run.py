@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Literal
 
@@ -26,10 +26,11 @@ from vit_scale.schedule import DEFAULT_MICRO_BATCH
 from vit_scale.strategies.precision import resolve_precision
 from vit_scale.strategies.processes import Processes
 from vit_scale.tasks.evaluate import evaluate
+from vit_scale.tasks.task import sum_over_ranks
 
 
 def evaluate_run(loaded: LoadedRun, data: EvalData, relabel: torch.Tensor | None, processes: Processes) -> Evaluation:
-    """Read each image once over all processes and evaluate; with a progress bar on the terminal of the main one.
+    """Evaluate each image once over all processes, with a progress bar on the terminal of the main process.
 
     `relabel` maps labels of the data to classes of the model.
     """
@@ -45,27 +46,37 @@ def evaluate_run(loaded: LoadedRun, data: EvalData, relabel: torch.Tensor | None
             _progress(loader, enabled=processes.is_main) as advance,
             torch.autocast(device.type, half, enabled=precision != "fp32"),
         ):
-            evaluator = evaluate(task, model, _relabeled(loader, relabel), inspect=True, advance=advance)
-            metrics = evaluator.metrics()
+            batches = _Batches(loader, relabel, torch.zeros(1, dtype=torch.int64, device=device))
+            evaluator = evaluate(task, model, batches, inspect=True, advance=advance)
+            metrics, images = evaluator.metrics(), int(sum_over_ranks(batches.images))
             seconds = perf_counter() - started
             show = ReportShow(model, enabled=processes.is_main)
             numbers = evaluator.report(show)
         if loader.problems:
             print(loader.problems.summary(), file=sys.stderr)
-        return Evaluation(task.metrics, metrics, numbers, evaluator.notes(), seconds, show)
+        return Evaluation(task.metrics, metrics, numbers, evaluator.notes(), images, seconds, show)
     finally:
         loader.close()
 
 
-def _relabeled(batches: Iterable[Batch], relabel: torch.Tensor | None) -> Iterator[Batch]:
-    for batch in batches:
-        if relabel is not None:
-            batch = replace(batch, target=batch.target | {"label": relabel[batch.target["label"]]})
-        yield batch
+@dataclass
+class _Batches:
+    """Batches with the labels of the model; counts their images."""
+
+    loader: Iterable[Batch]
+    relabel: torch.Tensor | None
+    images: torch.Tensor
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self.loader:
+            self.images += batch.real.sum().to(self.images.device)
+            if self.relabel is not None:
+                batch = replace(batch, target=batch.target | {"label": self.relabel[batch.target["label"]]})
+            yield batch
 
 
 def _precision(requested: Precision | Literal["auto"], device: torch.device) -> Precision:
-    """Return the precision of the run, or that of this device if the run was trained on a better one."""
+    """Return the precision of the run, or the best one of this device if it does not support that."""
     try:
         return resolve_precision(requested, device)
     except UserError:
@@ -80,10 +91,10 @@ def _open_loader(loaded: LoadedRun, data: EvalData, processes: Processes) -> Eva
     workers = choose_workers(config.data, processes.here, data.source)
     return EvalLoader(
         data.source,
-        EvalTransform(config.augment, loaded.model.img_size),
+        EvalTransform(config.augment, loaded.backbone.img_size),
         EvalIndices(images=count_images(data.source), batch=batch, rank=processes.rank, world=processes.world),
         loaded.task.make_target(config),
-        Loading(loaded.model.in_chans, config.data.on_error, workers),
+        Loading(loaded.task.in_chans, config.data.on_error, workers),
     )
 
 

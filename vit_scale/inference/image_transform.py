@@ -1,4 +1,4 @@
-"""One image, as evaluation sees it."""
+"""The evaluation transform for a single image."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from vit_scale.errors import UserError
 
 
 class ImageTransform:
-    """A path, Pillow image, array or bytes of a file to the tensor [C, H, W] that the model takes.
+    """Maps a path, Pillow image, array or the bytes of a file to the tensor [C, H, W] that the model expects.
 
-    Resized and cropped in the middle as in evaluation, then normalised.
+    Resizes and center-crops as in evaluation, then normalizes.
     """
 
     def __init__(self, augment: AugmentConfig, img_size: tuple[int, int], mean: Values, std: Values):
@@ -30,7 +30,7 @@ class ImageTransform:
         self._normalize = Normalize(mean, std)
 
     def __call__(self, image: str | os.PathLike[str] | Image.Image | np.ndarray | bytes) -> torch.Tensor:
-        """Raises `UserError` for an image that cannot be read."""
+        """Transform an image; raises `UserError` if it cannot be read."""
         try:
             planes = self.pixels(image)
         except UnreadableImage as error:
@@ -39,12 +39,12 @@ class ImageTransform:
         return self.normalize(torch.from_numpy(planes)[None])[0]
 
     def pixels(self, image: Any) -> Planes:
-        """uint8 planes [C, H, W] before they are normalised: what a person would see. Raises UnreadableImage."""
+        """Return uint8 planes [C, H, W] before normalization; raises UnreadableImage."""
         data = os.fspath(image) if isinstance(image, str | Path | os.PathLike) else image
         return self._fit(open_image(data, len(self.mean)))
 
     def normalize(self, images_BCHW: torch.Tensor) -> torch.Tensor:
-        """uint8 images to what the model takes."""
+        """Normalize uint8 images."""
         return self._normalize.to(images_BCHW.device)(images_BCHW)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""From the folder of a run to something that can be used: model, transform, class names."""
+"""Load a run directory: model, transform, task and class names."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from vit_scale.config import Config, with_current_names
 from vit_scale.data.batch import DataInfo
 from vit_scale.errors import UserError
 from vit_scale.inference.image_transform import ImageTransform
-from vit_scale.models.interface import ImageModel
+from vit_scale.models.interface import ImageModel, backbone_of
 from vit_scale.models.variants import TIMM_PREFIX
 from vit_scale.models.weights.load import fit_weights, grid_of
+from vit_scale.models.weights.resample import Grid
 from vit_scale.recipe import build_config, load_recipe
 from vit_scale.tasks import task_class
 from vit_scale.tasks.task import Task
@@ -25,30 +26,40 @@ from vit_scale.tasks.task import Task
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A trained model and what goes with it."""
+    """A trained model with its task and transform."""
 
     model: ImageModel
-    """In evaluation mode, on the CPU."""
+    """In evaluation mode, on the CPU. Tasks may build a composite, whose image model is `backbone`."""
     transform: ImageTransform
-    """A path, Pillow image or array to the model's input, without the batch dimension."""
+    """Maps a path, Pillow image or array to the model's input, without the batch dimension."""
     class_names: tuple[str, ...]
-    """What the model's outputs mean; empty where nobody knows."""
+    """Names of the classes; empty if unknown."""
     config: Config
     """The options of the run."""
     task: Task
-    """What the model was trained for."""
+    """The task that the model was trained for."""
     weights: str
-    """Which weights these are, in words."""
-    averaged: bool = False
-    """Whether they are the average (EMA)."""
+    """Description of the weights."""
+    is_ema: bool = False
+    """Whether they are EMA weights."""
     folder: Path | None = None
-    """The run's folder."""
+    """The run directory."""
     record: dict[str, Any] = field(default_factory=dict)
     """summary.json of the run, or meta.json of the checkpoint: results, versions, commit."""
 
-    def name_of(self, index: int) -> str:
-        """The name of a class, or its number."""
+    @property
+    def backbone(self) -> ImageModel:
+        """The image model: inside of a composite, or the model itself."""
+        return backbone_of(self.model)
+
+    def class_name(self, index: int) -> str:
+        """Return the name of a class, or its number."""
         return self.class_names[index] if self.class_names else str(index)
+
+    def with_class_names(self, names: tuple[str, ...]) -> LoadedRun:
+        """Return the same model with names for its classes."""
+        task = type(self.task)(self.task.config, self.task.info._replace(class_names=names))
+        return replace(self, class_names=names, task=task)
 
 
 def load_run(
@@ -58,53 +69,80 @@ def load_run(
     overrides: Sequence[str] = (),
     task_type: type[Task] | None = None,
 ) -> LoadedRun:
-    """The model of a run, ready to use; also of one that is still going on.
+    """Load the model of a run, finished or in progress. The data is not needed.
 
         run = vit_scale.load_run("runs/digits")
         logits = run.model(run.transform("seven.png")[None])
         print(run.class_names[logits.argmax()])
 
-    `path`: the folder of a run (its final weights, else those of its newest whole checkpoint), of one of its
-    checkpoints, or a file of weights in either. `weights`: `ema` or `raw`; None: the average where the run has one.
-    `overrides`: options to change, as on the command line (`model.img_size=384` resamples the positions).
-    Raises `UserError` where there is no such run or it has no weights yet.
+    `path`: a run directory (its final weights, or those of its latest valid checkpoint), a checkpoint, or a weights
+    file in either. `weights`: `ema` or `raw`; None: EMA weights if the run has them. `overrides`: options to change,
+    as on the command line (`model.img_size=384` resamples the position embeddings). `task_type`: the class that was
+    passed to training instead of the one of `task.name`. Raises `UserError` if there is no such run or no weights yet.
     """
     folder, found = _find(Path(path), weights)
     record, trained_with = _read_record(folder), _read_config(folder, ())
     config = _read_config(folder, overrides) if overrides else trained_with
-    names = tuple(record.get("class_names") or ())
-    loaded = build_loaded(config, found.read(), source=str(found), names=names, trained_with=trained_with)
+    loaded = build_loaded(
+        config,
+        found.read(),
+        source=str(found),
+        names=tuple(record.get("class_names") or ()),
+        in_chans=record.get("in_chans"),
+        trained_with=trained_with,
+        task_type=task_type,
+    )
     run_folder = folder.parent.parent if (folder / "meta.json").is_file() else folder
-    return replace(loaded, weights=str(found), averaged=found.kind == "ema", folder=run_folder, record=record)
+    return replace(loaded, weights=str(found), is_ema=found.kind == "ema", folder=run_folder, record=record)
 
 
 def build_loaded(
-    config: Config, state: StateDict, *, source: str, names: tuple[str, ...], trained_with: Config | None = None
+    config: Config,
+    state: StateDict,
+    *,
+    source: str,
+    names: tuple[str, ...],
+    in_chans: int | None = None,
+    trained_with: Config | None = None,
+    task_type: type[Task] | None = None,
 ) -> LoadedRun:
-    """The model of `config` with these weights, all of which must be used, and its transform."""
-    classes = config.model.num_classes or len(names) or leading_size(state, config.model.name, "classifier", 0)
-    channels = config.model.in_chans or leading_size(state, config.model.name, "first_conv", 1) or 3
-    if not classes:
-        raise UserError(
-            f"{source}: not the weights of {config.model.name}, as far as can be told: its classifier is not among them"
-        )
-    # A model may have more outputs than the data had classes (model.num_classes).
-    all_names = (*names, *map(str, range(len(names), classes)))
-    # The kernel that a run was trained with need not be available where it is used.
+    """Build the model of `config` with these weights, all of which must be used, and its transform."""
+    name, classes = config.model.name, config.model.num_classes
+    if classes is None and not names:  # the number of classes is not recorded
+        classes = leading_size(state, name, "classifier", 0)
+    # Runs of earlier versions did not record the number of channels.
+    channels = config.model.in_chans or in_chans or leading_size(state, name, "first_conv", 1) or 3
+    # The kernel that a run was trained with may be unavailable here.
     options = replace(config, model=replace(config.model, kernel="auto", num_classes=classes))
-    task = task_class(config)(options, DataInfo(0, channels, all_names))
+    task = (task_type or task_class(config))(options, DataInfo(0, channels, names))
     model = cast(ImageModel, task.build())
-    report = fit_weights(model, state, source=source, grid=grid_of((trained_with or config).model))
-    if report.initialised or report.skipped:
-        name, why = next(iter((report.initialised | report.skipped).items()))
-        raise UserError(f"{source}: these are not the weights of {config.model.name}: {name}: {why}.")
-    transform = ImageTransform(config.augment, model.img_size, *task.normalization)
+    _load_all(model, state, name=name, source=source, grid=grid_of((trained_with or config).model))
+    transform = ImageTransform(config.augment, backbone_of(model).img_size, *task.normalization)
     model.requires_grad_(False)
-    return LoadedRun(model.eval(), transform, all_names if names else (), config, task, source)
+    # A model may have more outputs than the data has classes (model.num_classes).
+    more = tuple(map(str, range(len(names), classes or 0))) if names else ()
+    return LoadedRun(model.eval(), transform, names + more, config, task, source)
+
+
+def _load_all(model: ImageModel, state: StateDict, *, name: str, source: str, grid: Grid | None) -> None:
+    """Load weights into a model, all of which must be used; only those of the backbone are fitted to the image size."""
+    backbone = backbone_of(model)
+    prefix = "" if backbone is model else "backbone."
+    inner = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
+    report = fit_weights(backbone, inner, source=source, grid=grid)
+    if report.initialised or report.skipped:
+        tensor, reason = next(iter((report.initialised | report.skipped).items()))
+        raise UserError(f"{source}: not the weights of {name}: {prefix}{tensor}: {reason}.")
+    if prefix:
+        fitted = {prefix + key: tensor for key, tensor in backbone.state_dict().items()}
+        try:
+            model.load_state_dict(state | fitted)
+        except RuntimeError as error:
+            raise UserError(f"{source}: not the weights of this task: {' '.join(str(error).split())}") from error
 
 
 def leading_size(state: StateDict, model_name: str, layer: str, dim: int) -> int | None:
-    """The size of a dimension of the classifier's or the first convolution's weight, wherever the model has them."""
+    """Return the size of a dimension of the weight of the classifier or the first convolution; None if not found."""
     layers: Any = {"classifier": "head", "first_conv": "patch_embed.proj"}[layer]
     if model_name.startswith(TIMM_PREFIX):
         from timm.models import get_pretrained_cfg
@@ -117,28 +155,28 @@ def leading_size(state: StateDict, model_name: str, layer: str, dim: int) -> int
 
 
 def _find(path: Path, kind: Kind | None) -> tuple[Path, RunWeights]:
-    """The folder with the options, and the weights."""
+    """Return the directory with the options, and the weights."""
     if path.is_file():
         if not is_run(path.parent):
-            raise UserError(f"{path}: a file of weights alone does not tell its model; name the folder of a run.")
+            raise UserError(f"{path}: a weights file alone does not define its model; pass a run directory.")
         return path.parent, RunWeights(path, "ema" if "ema" in path.stem else "raw")
     if not path.exists():
-        raise UserError(f"{path}: there is no such run.{_runs_nearby(path)}")
+        raise UserError(f"{path}: run not found.{_runs_nearby(path)}")
     if not is_run(path):
         raise UserError(
-            f"{path}: not the folder of a run (no config.yaml), nor of a checkpoint (no meta.json).{_runs_nearby(path)}"
+            f"{path}: neither a run directory (no config.yaml) nor a checkpoint (no meta.json).{_runs_nearby(path)}"
         )
     return path, find_run_weights(path, kind)
 
 
 def is_run(folder: Path) -> bool:
-    """Whether this is the folder of a run or of a checkpoint."""
+    """Return whether this is a run directory or a checkpoint."""
     return (folder / "config.yaml").is_file() or (folder / "meta.json").is_file()
 
 
 def _runs_nearby(path: Path) -> str:
     near = sorted(str(each) for top in (path, path.parent, Path("runs")) for each in top.glob("*") if is_run(each))
-    return f" There are {', '.join(dict.fromkeys(near[:3]))}." if near else ""
+    return f" Runs: {', '.join(dict.fromkeys(near[:3]))}." if near else ""
 
 
 def _read_config(folder: Path, overrides: Sequence[str]) -> Config:
@@ -148,7 +186,7 @@ def _read_config(folder: Path, overrides: Sequence[str]) -> Config:
 
 
 def _read_record(folder: Path) -> dict[str, Any]:
-    """What a checkpoint or a run says of itself."""
+    """Read meta.json of a checkpoint, or summary.json of a run."""
     from vit_scale.checkpoints.run_dir import read_summary
 
     if not (folder / "meta.json").is_file():
@@ -156,4 +194,4 @@ def _read_record(folder: Path) -> dict[str, Any]:
     try:
         return json.loads((folder / "meta.json").read_text())
     except (OSError, ValueError) as error:
-        raise UserError(f"{folder}: its meta.json cannot be read ({error})") from error
+        raise UserError(f"{folder}: cannot read meta.json ({error})") from error

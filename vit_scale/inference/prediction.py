@@ -1,4 +1,4 @@
-"""Pictures in, class names and probabilities out."""
+"""Classify image files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from vit_scale.data.images.decode import UnreadableImage
 from vit_scale.data.sources.splits import IMAGE_SUFFIXES
 from vit_scale.errors import UserError
 from vit_scale.inference.loaded_run import LoadedRun
+from vit_scale.tasks.classify.classification import Classification
 
 
 @dataclass(frozen=True)
-class Guess:
-    """A class and how probable the model thinks it is."""
+class ClassProbability:
+    """A class and its predicted probability."""
 
     name: str
     index: int
@@ -27,21 +28,21 @@ class Guess:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model makes of one file."""
+    """The most probable classes of a file, or why it cannot be read."""
 
     path: Path
-    guesses: tuple[Guess, ...] = ()
-    """The most probable classes, best first; none for a file that cannot be read."""
+    classes: tuple[ClassProbability, ...] = ()
+    """Most probable first; empty for a file that cannot be read."""
     problem: str | None = None
     """Why it cannot be read."""
     pixels: np.ndarray | None = None
-    """uint8 [H, W, C], as the model saw it."""
+    """uint8 [H, W, C], as the model receives it, before normalization."""
 
 
 def find_images(patterns: Sequence[str]) -> list[Path]:
-    """The files that arguments name: a file as it is, a folder's images with all below, or a pattern.
+    """Return the files that arguments name: a file, all images below a directory, or a glob pattern.
 
-    Raises `UserError` for an argument that leads to none.
+    Raises `UserError` for an argument without files.
     """
     found: dict[Path, None] = {}
     for pattern in patterns:
@@ -53,7 +54,7 @@ def find_images(patterns: Sequence[str]) -> list[Path]:
         else:
             files = [Path(each) for each in sorted(glob.glob(pattern, recursive=True)) if Path(each).is_file()]
         if not files:
-            raise UserError(f"{pattern}: {'no images in this folder' if path.is_dir() else 'there is no such file'}")
+            raise UserError(f"{pattern}: {'no images in this directory' if path.is_dir() else 'file not found'}")
         found |= dict.fromkeys(files)
     return list(found)
 
@@ -61,14 +62,19 @@ def find_images(patterns: Sequence[str]) -> list[Path]:
 def predict(
     run: LoadedRun, paths: Sequence[Path], *, top: int = 5, batch: int = 32, device: str | torch.device = "cpu"
 ) -> Iterator[Prediction]:
-    """A prediction for each file, in order; files that cannot be read come with the reason instead."""
+    """Yield a prediction per file, in order; a file that cannot be read has a `problem` instead of classes.
+
+    Raises `UserError` if the run is not a classifier.
+    """
+    if not isinstance(run.task, Classification):
+        raise UserError(f"{run.folder or run.config.model.name}: task {run.task.name} does not predict classes")
     model = run.model.to(device)
     for start in range(0, len(paths), batch):
         opened = [_open(run, path) for path in paths[start : start + batch]]
         readable = [each.pixels for each in opened if each.pixels is not None]
         probabilities = iter(_probabilities(run, model, readable, device))
         for each in opened:
-            yield each if each.pixels is None else _with_guesses(run, each, next(probabilities), top)
+            yield each if each.pixels is None else _with_classes(run, each, next(probabilities), top)
 
 
 def _open(run: LoadedRun, path: Path) -> Prediction:
@@ -79,8 +85,8 @@ def _open(run: LoadedRun, path: Path) -> Prediction:
     return Prediction(path, pixels=planes.transpose(1, 2, 0))
 
 
-def batch_of(run: LoadedRun, pixels: Sequence[np.ndarray], device: str | torch.device) -> torch.Tensor:
-    """Images [H, W, C] as the model's input [B, C, H, W]."""
+def to_batch(run: LoadedRun, pixels: Sequence[np.ndarray], device: str | torch.device) -> torch.Tensor:
+    """Stack images [H, W, C] to the model's input [B, C, H, W]."""
     planes = np.stack([image.transpose(2, 0, 1) for image in pixels])
     return run.transform.normalize(torch.from_numpy(planes).to(device))
 
@@ -90,12 +96,12 @@ def _probabilities(
     run: LoadedRun, model: torch.nn.Module, pixels: list[np.ndarray], device: str | torch.device
 ) -> torch.Tensor:
     if not pixels:
-        return torch.empty(0, run.model.num_classes)
-    return model(batch_of(run, pixels, device)).float().softmax(1).cpu()
+        return torch.empty(0, 0)
+    return model(to_batch(run, pixels, device)).float().softmax(1).cpu()
 
 
-def _with_guesses(run: LoadedRun, opened: Prediction, probabilities_C: torch.Tensor, top: int) -> Prediction:
+def _with_classes(run: LoadedRun, opened: Prediction, probabilities_C: torch.Tensor, top: int) -> Prediction:
     best = probabilities_C.topk(min(top, len(probabilities_C)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    guesses = tuple(Guess(run.name_of(index), index, probability) for index, probability in pairs)
-    return Prediction(opened.path, guesses, pixels=opened.pixels)
+    classes = tuple(ClassProbability(run.class_name(index), index, probability) for index, probability in pairs)
+    return Prediction(opened.path, classes, pixels=opened.pixels)

@@ -1,4 +1,4 @@
-"""A model by name, or a file of weights with the name of its model: what can be evaluated without a run."""
+"""Load a timm model with its published weights, or a weights file with the name of its model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from vit_scale.checkpoints.run_weights import Kind
 from vit_scale.errors import UserError
-from vit_scale.inference.loaded_run import LoadedRun, build_loaded, is_run, load_run
+from vit_scale.inference.loaded_run import LoadedRun, build_loaded, is_run, leading_size, load_run
 from vit_scale.models.variants import TIMM_PREFIX, check_model_name
 from vit_scale.models.weights.read import read_weights
 from vit_scale.recipe import build_config
@@ -18,39 +18,41 @@ from vit_scale.recipe import build_config
 def load_target(
     target: str, *, model: str | None = None, weights: Kind | None = None, overrides: Sequence[str] = ()
 ) -> LoadedRun:
-    """What a command line names: a run, a checkpoint, `timm/NAME` with its published weights, or a file for `model`."""
+    """Load what a command line names: a run, a checkpoint, `timm/NAME`, or a weights file for `model`."""
     path = Path(target)
     if path.is_file() and not is_run(path.parent):
         if model is None:
             raise UserError(
-                f"{target}: a file of weights does not tell its model; add --model NAME, such as timm/resnet18"
+                f"{target}: a weights file alone does not define its model; add --model NAME, e.g. timm/resnet18"
             )
-        return load_named(model, target, overrides)
+        return load_pretrained(model, target, overrides)
     if not path.exists() and target.startswith(TIMM_PREFIX):
-        return load_named(target, target, overrides)
+        return load_pretrained(target, target, overrides)
     if model is not None:
-        raise UserError(f"--model {model}: goes with a file of weights; the run {target} knows its model")
+        raise UserError(f"--model {model}: only valid with a weights file; the run {target} defines its model")
     return load_run(path, weights=weights, overrides=overrides)
 
 
-def load_named(name: str, weights: str, overrides: Sequence[str] = ()) -> LoadedRun:
-    """The model `name` with weights of a file or of timm's hub, seeing images as timm's own evaluation shows them."""
+def load_pretrained(name: str, weights: str, overrides: Sequence[str] = ()) -> LoadedRun:
+    """Load the model `name` with weights of a file or of the Hub, and with the image transform of timm's evaluation."""
     check_model_name(name)
     tree: dict[str, Any] = {"model": {"name": name}, "schedule": {"steps": 1}}
     names: tuple[str, ...] = ()
     if name.startswith(TIMM_PREFIX):
         timm_name = name.removeprefix(TIMM_PREFIX)
-        tree |= _as_timm_evaluates(timm_name)
+        tree |= _timm_eval_options(timm_name)
         names = _imagenet_names(timm_name)
     config = build_config(tree, overrides)
     state = read_weights(weights)
-    loaded = build_loaded(config, state, source=weights, names=())
-    known = names if len(names) == loaded.model.num_classes else ()
-    return replace(loaded, class_names=known, weights=f"weights of {weights}")
+    classes = config.model.num_classes or leading_size(state, name, "classifier", 0)
+    if not classes:
+        raise UserError(f"{weights}: apparently not the weights of {name}: they have no classifier")
+    loaded = build_loaded(config, state, source=weights, names=names if len(names) == classes else ())
+    return replace(loaded, weights=f"weights of {weights}")
 
 
-def _as_timm_evaluates(timm_name: str) -> dict[str, Any]:
-    """Size, crop and filter of timm's `validate.py` for this model: those of testing, where they differ."""
+def _timm_eval_options(timm_name: str) -> dict[str, Any]:
+    """Return image size, crop and interpolation of timm's `validate.py` for this model: its test values, if any."""
     from timm.data import resolve_data_config
     from timm.models import get_pretrained_cfg
 
@@ -58,7 +60,7 @@ def _as_timm_evaluates(timm_name: str) -> dict[str, Any]:
     seen = resolve_data_config({}, pretrained_cfg=published.to_dict() if published else {}, use_test_size=True)
     if seen["crop_mode"] != "center":
         raise UserError(
-            f"{timm_name}: timm evaluates it with the crop {seen['crop_mode']!r}; only `center` is known here"
+            f"{timm_name}: timm evaluates it with crop mode {seen['crop_mode']!r}; only `center` is supported"
         )
     size = list(seen["input_size"][1:])
     known = seen["interpolation"] in ("bicubic", "bilinear")
@@ -69,7 +71,7 @@ def _as_timm_evaluates(timm_name: str) -> dict[str, Any]:
 
 
 def _imagenet_names(timm_name: str) -> tuple[str, ...]:
-    """Synsets of the ImageNet that the published weights were trained on, if it was one."""
+    """Return the synsets of the ImageNet variant that the published weights were trained on, if any."""
     from timm.data import ImageNetInfo, infer_imagenet_subset
     from timm.models import get_pretrained_cfg
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vit_scale.kernels import enabled
+
 WORTHWHILE_MACS = 2**25
 WORTHWHILE_ELEMENTS = 2**18
 """Less work than this takes less time than the Python code around it."""
@@ -36,6 +38,7 @@ def _is_plain_fp32(x: Tensor) -> bool:
         and not torch.jit.is_tracing()
         and not torch._C._are_functorch_transforms_active()
         and torch.backends.mkldnn.is_available()
+        and enabled()
     )
 
 

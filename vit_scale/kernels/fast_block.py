@@ -22,7 +22,7 @@ from vit_scale.kernels.watch import call
 def forward(block: Any, x_BND: Tensor, keep_BN: Tensor | None, shortcut: Shortcut) -> Tensor:
     """Compute `block` for all tokens, or return only the leading `shortcut.tokens`, which still attend to all."""
     hooked = shortcut.hooked
-    attention, mlp = partial(_attention, shortcut=shortcut), partial(_mlp, hooked=hooked)
+    attention, mlp = partial(attention_forward, shortcut=shortcut), partial(mlp_forward, hooked=hooked)
 
     def attention_branch(x_BND: Tensor, keep_BN: Tensor | None) -> Tensor:
         return block.ls1(call(block.attn, attention, block.norm1(x_BND), keep_BN, hooked=hooked))
@@ -35,7 +35,8 @@ def forward(block: Any, x_BND: Tensor, keep_BN: Tensor | None, shortcut: Shortcu
     return call(block.drop_path2, partial(add_branch_, overwrite_x=True), x_BND, mlp_branch, hooked=hooked)
 
 
-def _attention(attn: Any, x_BND: Tensor, keep_BN: Tensor | None, *, shortcut: Shortcut) -> Tensor:
+def attention_forward(attn: Any, x_BND: Tensor, keep_BN: Tensor | None, *, shortcut: Shortcut) -> Tensor:
+    """Compute the module `attn` for all tokens, or for the leading `shortcut.tokens`."""
     hooked = shortcut.hooked
     if shortcut.tokens is None and _is_softmax_attention(attn) and cpu_attention.runs(x_BND, attn.num_heads):
         y_BQD = cpu_attention.attend(_linear(attn.qkv, x_BND, hooked=hooked), attn.num_heads)
@@ -69,7 +70,8 @@ def _project_leading_queries(qkv: nn.Linear, x_BND: Tensor, *, tokens: int) -> t
     return q_BQD, onednn.linear(x_BND, qkv.weight[dim:], kv_bias)
 
 
-def _mlp(mlp: Any, x_BND: Tensor, *, hooked: bool) -> Tensor:
+def mlp_forward(mlp: Any, x_BND: Tensor, *, hooked: bool) -> Tensor:
+    """Compute the module `mlp`."""
     hidden_BNF = _linear(mlp.fc1, x_BND, hooked=hooked)
     if type(mlp.act) is nn.GELU:
         hidden_BNF = call(mlp.act, _gelu, hidden_BNF, hooked=hooked)

@@ -32,13 +32,15 @@ def attention_weights(model: nn.Module, x_BCHW: Tensor, *, start: int = 0) -> It
         raise UserError(f"attention_weights: {type(model).__name__} has no plain ViT attention blocks.")
     chosen = blocks[start:]
     x_BND = _input_of(model, chosen[0][0], x_BCHW)
-    for position, (block, weights_of) in enumerate(chosen):
-        # The state of the model changes only while a block runs, not while the caller uses what it yielded.
+    previous = None
+    for block, weights_of in chosen:
+        # The model is in another state only while it computes, not while the caller uses the weights.
         with _evaluation(model):
+            x_BND = x_BND if previous is None else previous(x_BND)
             weights_BHNN = weights_of(block.norm1(x_BND))
-            if position < len(chosen) - 1:
-                x_BND = block(x_BND)
         yield weights_BHNN
+        del weights_BHNN  # Freed before the next block's are computed, unless the caller keeps them.
+        previous = block
 
 
 @torch.no_grad()

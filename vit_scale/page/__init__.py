@@ -1,1 +1,1 @@
-"""The page of a run: one HTML file with curves, pictures, options and commands that needs no network to be viewed."""
+"""The page of a run: one self-contained HTML file with curves, images, tables, options and commands."""

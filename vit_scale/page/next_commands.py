@@ -1,4 +1,4 @@
-"""What to type to have a run again, to go on with it, and to look closer."""
+"""Commands that reproduce, resume and inspect a run."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from vit_scale.page.runs import PageRun
 
 @dataclass(frozen=True)
 class Command:
-    """A line for the shell and what it is for."""
+    """A shell command and its purpose."""
 
     line: str
     purpose: str
 
 
 def commands(run: PageRun) -> list[Command]:
-    """In the order in which they are wanted; from the folder that the page was written in."""
+    """Return commands to run from the directory in which the page was written."""
     folder, config = str(run.folder), str(run.folder / "config.yaml")
     train = [*_launcher(run), "launch/train.py", config]
     found = [_checkout(run)]
-    found.append(Command(shlex.join([*train, f"run.dir={folder}-again"]), "train it again with the same options"))
+    found.append(Command(shlex.join([*train, f"run.dir={folder}-again"]), "train again with the same options"))
     if not run.finished:
-        found.append(Command(shlex.join([*train, f"run.dir={folder}"]), "go on where it stopped"))
+        found.append(Command(shlex.join([*train, f"run.dir={folder}"]), "resume"))
     if offline := sorted(map(str, run.folder.glob("wandb/offline-run-*"))):
-        found.append(Command(shlex.join(["wandb", "sync", *offline]), "upload it to W&B"))
-    found.append(Command(shlex.join(["python", "launch/show_batch.py", config]), "what the model saw"))
-    found.append(Command(shlex.join(["python", "launch/report.py", config]), "its parameters, MACs and memory"))
+        found.append(Command(shlex.join(["wandb", "sync", *offline]), "upload to W&B"))
+    found.append(
+        Command(shlex.join(["python", "launch/show_batch.py", config]), "show training images after augmentation")
+    )
+    found.append(Command(shlex.join(["python", "launch/report.py", config]), "report parameters, MACs and memory"))
     return [command for command in found if command is not None]
 
 
@@ -43,5 +45,5 @@ def _checkout(run: PageRun) -> Command | None:
     if not isinstance(commit, str):
         return None
     clean = commit.removesuffix("-dirty")
-    changed = ", which had changes that were not committed" if clean != commit else ""
-    return Command(shlex.join(["git", "checkout", clean]), f"the code of this run{changed}")
+    changed = " (with uncommitted changes)" if clean != commit else ""
+    return Command(shlex.join(["git", "checkout", clean]), f"check out the code of this run{changed}")

@@ -1,4 +1,4 @@
-"""The options of runs, side by side."""
+"""The options of one or more runs, for comparison."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vit_scale.page.runs import PageRun
 from vit_scale.recipe import all_options, flatten
 
 NOT_COMPARED = {"run.dir"}
-"""Always another one in another run."""
+"""Different in every run."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class OptionRow:
     values: list[str]
     default: str
     changed: list[bool]
-    """For each run whether it differs from the default."""
+    """Per run, whether the value differs from the default."""
     differs: bool
-    """Whether the runs differ; one that does not have the option is taken to have the default."""
+    """Whether the runs differ; a run without the option is treated as having the default."""
 
 
 def option_rows(runs: Sequence[PageRun]) -> list[OptionRow]:
-    """Every option that any run has, in the order of config.py."""
+    """Return every option that any run has, in the order of config.py."""
     defaults = flatten(Config())
     keys = dict.fromkeys([*defaults, *(key for run in runs for key in run.options)])
     return [_row(key, runs, defaults) for key in keys if any(key in run.options for run in runs)]
@@ -41,7 +41,7 @@ def _row(key: str, runs: Sequence[PageRun], defaults: dict[str, Any]) -> OptionR
     effective = [run.options.get(key, defaults.get(key)) for run in runs]
     return OptionRow(
         key=key,
-        help=fields[key].description if key in fields else "not an option of this version",
+        help=fields[key].description if key in fields else "not an option in this version",
         values=[_text(run.options, key) for run in runs],
         default=_text(defaults, key),
         changed=[value != defaults.get(key) for value in effective],
@@ -54,10 +54,10 @@ def _text(options: dict[str, Any], key: str) -> str:
 
 
 def differing(rows: Sequence[OptionRow]) -> list[OptionRow]:
-    """Those in which the runs differ from one another."""
+    """Return the options in which the runs differ from one another."""
     return [row for row in rows if row.differs and row.key not in NOT_COMPARED]
 
 
 def changed(rows: Sequence[OptionRow]) -> list[OptionRow]:
-    """Those in which some run differs from the defaults."""
+    """Return the options in which some run differs from the defaults."""
     return [row for row in rows if any(row.changed) and row.key not in NOT_COMPARED]

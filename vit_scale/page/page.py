@@ -1,11 +1,10 @@
-"""Puts the page together: one HTML file with everything in it, plotly's script and the pictures too."""
+"""Render the page: one self-contained HTML file that includes plotly's script and all images."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,30 +14,15 @@ from vit_scale.files import write_text
 from vit_scale.format import date
 from vit_scale.page import headline, options
 from vit_scale.page.curves import AXES, curve_figure, first_smoothing, legend, panels_with_data
-from vit_scale.page.metrics import MOST_POINTS
+from vit_scale.page.metrics import MAX_POINTS
 from vit_scale.page.next_commands import commands
 from vit_scale.page.runs import PageRun
-from vit_scale.page.tables import confusion_figure
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A picture of the run's folder and what the page says of it."""
-
-    name: str
-    title: str
-    what: str
-
-
-PICTURES = (
-    Picture("batch", "What the model saw", "a training batch after augmentation and mixing"),
-    Picture("attention", "Attention", "where the last block looks, on fixed validation images"),
-    Picture("mistakes", "Worst mistakes", "validation images that the model was most wrong about"),
-)
+from vit_scale.page.tables import MAX_ROWS, largest_errors, matrix_figure, numeric_columns
+from vit_scale.tasks.results import Table
 
 
 def write_page(runs: Sequence[PageRun], out: Path) -> None:
-    """Write the page of `runs` to `out`; raises `UserError` where that cannot be done."""
+    """Write the page of `runs` to `out`; raises `UserError` if that fails."""
     text = render_page(runs)
     try:
         write_text(out, text)
@@ -47,11 +31,11 @@ def write_page(runs: Sequence[PageRun], out: Path) -> None:
 
 
 def render_page(runs: Sequence[PageRun]) -> str:
-    """The page as text."""
+    """Return the page as text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
 
-    # Autoescape: class names, options and folder names come from elsewhere and may hold HTML.
+    # Autoescape: class names, options and directory names are foreign data and may contain HTML.
     environment = Environment(
         loader=PackageLoader("vit_scale.page", "assets"),
         autoescape=True,
@@ -68,12 +52,17 @@ def render_page(runs: Sequence[PageRun]) -> str:
         legend=legend,
         axes=AXES,
         smoothing=first_smoothing(runs),
-        pictures=[picture for picture in PICTURES if any(picture.name in run.pictures for run in runs)],
+        images=by_name(runs, lambda run: {image.name: image for image in run.images}),
+        tables=by_name(runs, lambda run: {each.table.name: each for each in run.tables}),
+        largest_errors=largest_errors,
+        numeric_columns=numeric_columns,
+        max_rows=MAX_ROWS,
+        table_id=_table_id,
         rows=rows,
         differing=options.differing(rows),
         changed=options.changed(rows),
-        thinned=any(len(curve) > MOST_POINTS for run in runs for curve in run.metrics.curves.values()),
-        most_points=MOST_POINTS,
+        downsampled=any(len(curve) > MAX_POINTS for run in runs for curve in run.metrics.curves.values()),
+        max_points=MAX_POINTS,
         written=date(time.time()),
         data=_for_script(_figures(runs)),
         plotly=get_plotlyjs(),
@@ -82,16 +71,27 @@ def render_page(runs: Sequence[PageRun]) -> str:
     )
 
 
+def by_name(runs: Sequence[PageRun], read: Callable[[PageRun], dict[str, Any]]) -> list[tuple[int, PageRun, Any]]:
+    """Return index, run and item of all runs, with items of the same name next to each other."""
+    items = [read(run) for run in runs]
+    names = dict.fromkeys(name for each in items for name in each)
+    return [(i, runs[i], each[name]) for name in names for i, each in enumerate(items) if name in each]
+
+
 def _figures(runs: Sequence[PageRun]) -> dict[str, Any]:
-    """Id of an element of the page -> the figure that is drawn there."""
-    curves = {panel.title: curve_figure(panel, runs) for panels in panels_with_data(runs).values() for panel in panels}
-    confusions = {f"confusion {i}": run.confusion for i, run in enumerate(runs) if run.confusion}
-    matrices = {name: confusion_figure(confusion) for name, confusion in confusions.items() if confusion.counts}
+    """Return the figures by the id of the element in which they are drawn."""
+    curves = {panel.id: curve_figure(panel, runs) for panels in panels_with_data(runs).values() for panel in panels}
+    tables = [(i, each.table) for i, run in enumerate(runs) for each in run.tables]
+    matrices = {_table_id(i, table): matrix_figure(table) for i, table in tables if table.matrix}
     return {name: json.loads(figure.to_json()) for name, figure in (curves | matrices).items()}
 
 
+def _table_id(run: int, table: Table) -> str:
+    return f"table {table.name} of run {run}"
+
+
 def _for_script(value: Any) -> str:
-    """JSON that can stand in a <script>: no `<` that could end it."""
+    """Return JSON for a <script> element, without any `<` that could close it."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 

@@ -1,4 +1,4 @@
-"""What a result depends on besides its options: versions of packages, and the commit of the code."""
+"""Package versions and the commit of the code, on which a result depends besides its options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PACKAGES = ("vit_scale", "torch", "torchvision", "timm", "accelerate", "deepspee
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that results depend on."""
+    """Return the versions of Python and of the packages that results depend on."""
     found = {"python": sys.version.split()[0]}
     for name in PACKAGES:
         try:
@@ -22,7 +22,7 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """The commit of the code that runs, with `-dirty` where files were changed; None outside a checkout."""
+    """Return the commit of the running code, with `-dirty` if files were changed; None outside a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

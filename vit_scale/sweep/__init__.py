@@ -1,1 +1,1 @@
-"""Sweeps without an account: the files that `wandb sweep` takes, run on this machine with optuna."""
+"""Run W&B sweep files locally with Optuna, without an account."""

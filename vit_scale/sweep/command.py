@@ -1,4 +1,4 @@
-"""The command of one training, from the sweep's `command:` with W&B's macros."""
+"""Build the command of a trial from the sweep's `command:` with W&B's macros."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VARIABLE = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
 
 
 def build_command(sweep: Sweep, values: Mapping[str, Any], options: Sequence[str] = ()) -> list[str]:
-    """What to start for `values`, as W&B's agent would, with `options` (`a.b=value`) at the end."""
+    """Return the command for `values`, as W&B's agent builds it, with `options` (`a.b=value`) appended."""
     words: list[str] = []
     macros = _macros(sweep, values)
     for part in sweep.command:
@@ -30,7 +30,7 @@ def build_command(sweep: Sweep, values: Mapping[str, Any], options: Sequence[str
             words += macros[macro[1]]
         else:
             raise UserError(
-                f"{sweep.path}: ${{{macro[1]}}} in command is not supported; those that are: {', '.join(macros)}"
+                f"{sweep.path}: ${{{macro[1]}}} in command is not supported; supported: {', '.join(macros)}"
             )
     return [*words, *options]
 
@@ -51,6 +51,6 @@ def _macros(sweep: Sweep, values: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def command_for_recipe(sweep: Sweep, recipe: Path) -> str:
-    """What a user types to train `recipe` as the sweep trains its own."""
+    """Return the shell command that trains `recipe` with the sweep's launcher."""
     words = [word for word in build_command(sweep, {}) if word not in ("/usr/bin/env", "{}")]
     return shlex.join(str(recipe) if Path(word) == sweep.recipe else word for word in words)

@@ -1,4 +1,4 @@
-"""What the user sees while a sweep runs: a line for each training, and in a terminal a live one below."""
+"""Terminal output of a sweep: one line per trial, and in a terminal a live progress line below."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vit_scale.sweep.trial import Outcome
 
 
 class Display:
-    """Speaks of trials; use as a context, in which the live line is shown."""
+    """Prints trials; shows the live progress line while used as a context manager."""
 
     def __init__(self, metric: str, count: int, done: int) -> None:
         self.console = Console(highlight=False)
@@ -35,35 +35,36 @@ class Display:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._bar.stop()
 
-    def say(self, text: str) -> None:
+    def info(self, text: str) -> None:
+        """Print a message."""
         self.console.print(escape(text), soft_wrap=True)
 
     def begin(self, number: int, values: Mapping[str, Any], resumed: bool) -> None:
-        """A training starts, or goes on."""
+        """Report that a trial starts or resumes."""
         self._started = time.monotonic()
         self._trial = number
-        verb = "goes on" if resumed else "starts"
-        self.say(f"trial {number} {verb} ({self._done + 1} of {self._count}): {describe(values)}")
+        verb = "resumes" if resumed else "starts"
+        self.info(f"trial {number} {verb} ({self._done + 1}/{self._count}): {describe(values)}")
         self.progress(0, None)
 
     def progress(self, step: int, value: float | None) -> None:
-        """Where the training is."""
+        """Report the current step of the trial."""
         metric = "" if value is None else f"  {self._metric} {value:.4f}"
         self._bar.update(self._task, description=f"trial {self._trial}  step {step:,}{metric}")
 
     def end(self, number: int, outcome: Outcome, best: float | None) -> None:
-        """A training has ended."""
+        """Report that a trial has ended."""
         seconds = time.monotonic() - self._started
         if outcome.kind == "failed":
-            self.say(f"trial {number} failed after {seconds:.0f}s: {outcome.problem}")
+            self.info(f"trial {number} failed after {seconds:.0f}s: {outcome.problem}")
         else:
             self._done += 1
-            said = "finished" if outcome.kind == "finished" else "stopped early"
-            so_far = "" if best is None else f", best so far {best:.4f}"
-            self.say(f"trial {number} {said} after {seconds:.0f}s: {self._metric} {outcome.value:.4f}{so_far}")
+            result = "finished" if outcome.kind == "finished" else "stopped early"
+            best_so_far = "" if best is None else f", best so far {best:.4f}"
+            self.info(f"trial {number} {result} after {seconds:.0f}s: {self._metric} {outcome.value:.4f}{best_so_far}")
         self._bar.update(self._task, completed=self._done)
 
 
 def describe(values: Mapping[str, Any]) -> str:
-    """`optim.lr=0.001 optim.weight_decay=0.05`."""
+    """Format as `optim.lr=0.001 optim.weight_decay=0.05`."""
     return " ".join(f"{key}={show_value(value)}" for key, value in values.items())

@@ -1,7 +1,7 @@
-"""What a parameter of a sweep is drawn from, by optuna.
+"""Distributions of sweep parameters, sampled by Optuna.
 
-A distribution that optuna does not have (normal, choices with probabilities) is searched by its quantile, a number
-from 0 to 1: its random draws then follow the distribution exactly, and a Bayesian search has an ordered axis.
+A distribution that Optuna does not support (normal, choices with probabilities) is searched by its quantile in [0, 1]:
+random samples then follow the distribution exactly, and a Bayesian search has an ordered axis.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Distribution(Protocol):
-    """Where the values of one parameter come from."""
+    """Distribution of the values of one parameter."""
 
     @property
     def varies(self) -> bool:
@@ -27,21 +27,21 @@ class Distribution(Protocol):
 
     @property
     def log(self) -> bool:
-        """Whether values are spread over orders of magnitude."""
+        """Whether the distribution is logarithmic."""
 
     def draw(self, trial: Trial, key: str) -> Any:
-        """A value for `trial`, chosen by the study's sampler."""
+        """Draw a value for `trial` with the study's sampler."""
 
     def example(self) -> Any:
-        """Some value, always the same."""
+        """Return a valid value, always the same."""
 
     def grid(self) -> list[Any] | None:
-        """All values, or None where there is no end of them."""
+        """Return all values, or None if there are infinitely many."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of some values, equally likely or by `probabilities`; a constant is a choice of one."""
+    """One of several values, equally likely or with `probabilities`; a constant has a single value."""
 
     values: tuple[Any, ...]
     probabilities: tuple[float, ...] | None = None
@@ -66,8 +66,8 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A whole number from `low` to `high`, both included."""
+class IntUniform:
+    """An integer from `low` to `high`, both included."""
 
     low: int
     high: int
@@ -89,7 +89,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Uniform:
-    """A number from `low` to `high`, even or even in its logarithm, rounded to multiples of `step`."""
+    """A number from `low` to `high`, uniform or log-uniform, rounded to multiples of `step`."""
 
     low: float
     high: float
@@ -115,7 +115,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """A number with mean `mu` and deviation `sigma`, or whose logarithm has these, rounded to multiples of `step`."""
+    """A normal or log-normal number with mean `mu` and std `sigma`, rounded to multiples of `step`."""
 
     mu: float = 0.0
     sigma: float = 1.0
@@ -136,18 +136,18 @@ class Normal:
     def grid(self) -> None:
         return None
 
-    def _at(self, deviations: float) -> float:
-        value = self.mu + self.sigma * deviations
+    def _at(self, stds: float) -> float:
+        value = self.mu + self.sigma * stds
         return rounded(math.exp(value) if self.log else value, self.step)
 
 
 def encode(value: Any) -> str:
-    """A choice as optuna keeps it: its categories are single values, ours may be lists."""
+    """Encode a choice for Optuna, whose categories must be scalars; ours may be lists."""
     return json.dumps(value)
 
 
 def rounded(value: float, step: float | None) -> float:
-    """The multiple of `step` next to `value`; a whole number where `step` is one, as W&B does it."""
+    """Round `value` to a multiple of `step`; an integer if `step` is an integer, as in W&B."""
     if step is None:
         return value
     multiple = round(value / step) * step

@@ -1,4 +1,4 @@
-"""A page that shows what a sweep found: the metric over trials and over each parameter."""
+"""HTML page with the results of a sweep: the metric over trials and over each parameter."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ COLORS = {"finished": "#1f6feb", "stopped early": "#9aa4b2"}
 
 
 def write_plot(path: Path, results: Sequence[Result], sweep: Sweep) -> None:
-    """Write a page of HTML that needs no network to be viewed."""
+    """Write a self-contained HTML page."""
     figure(results, sweep).write_html(path, include_plotlyjs=True)
 
 
 def figure(results: Sequence[Result], sweep: Sweep) -> Figure:
-    """A panel of the metric over trials with the best so far, then one for each parameter that was varied."""
+    """Plot the metric over trials with the best so far, and over each varied parameter, in separate panels."""
     from plotly.subplots import make_subplots
 
     panels = ["trial", *sweep.varied]
@@ -43,7 +43,7 @@ def figure(results: Sequence[Result], sweep: Sweep) -> Figure:
         fig.update_yaxes(title_text=sweep.metric.name, row=row, col=column)
     fig.add_trace(_best_so_far(shown, sweep.metric.goal), row=1, col=1)
     fig.update_layout(
-        title=f"{sweep.path}: {len(shown)} trainings", height=PANEL_HEIGHT * rows + 120, template="plotly_white"
+        title=f"{sweep.path}: {len(shown)} trials", height=PANEL_HEIGHT * rows + 120, template="plotly_white"
     )
     return fig
 
@@ -65,7 +65,7 @@ def _points(results: Sequence[Result], panel: str, state: str, *, legend: bool) 
 
 
 def _plain(value: Any) -> Any:
-    """Numbers stay numbers; anything else is the name of a category."""
+    """Return numbers unchanged; convert anything else to a category name."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""What a sweep found: its trials in order, as a table, and the best as a recipe."""
+"""Results of a sweep: its ranked trials as a table, and the best as a recipe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STATES = {"COMPLETE": "finished", "PRUNED": "stopped early", "FAIL": "failed", "
 
 @dataclass(frozen=True)
 class Result:
-    """A trial: its values, how it ended, and its last value of the metric if it has one."""
+    """A trial: its parameter values, final state, and last value of the metric, if any."""
 
     number: int
     state: str
@@ -35,7 +35,7 @@ class Result:
 
 
 def ranked(study: Study, goal: str) -> list[Result]:
-    """All trials: finished ones from the best on, then those stopped early, then the rest."""
+    """Return all trials: finished trials starting with the best, then trials stopped early, then the rest."""
     results = [_result(trial) for trial in study.trials if trial.state.name in STATES]
     sign = -1 if goal == "maximize" else 1
     order = list(STATES.values())
@@ -52,17 +52,17 @@ def _result(trial: FrozenTrial) -> Result:
 
 
 def trial_name(number: int) -> str:
-    """The name of a trial's folder."""
+    """Return the name of a trial's directory."""
     return f"trial-{number:03d}"
 
 
 def show_value(value: Any) -> str:
-    """A value as a person reads it."""
+    """Format a value for display."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def table(results: Sequence[Result], sweep: Sweep) -> Table:
-    """The ranked table: place, trial, metric, what was varied, how it ended."""
+    """Build the ranked table: rank, trial, metric, varied parameters, state."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table
@@ -71,28 +71,28 @@ def table(results: Sequence[Result], sweep: Sweep) -> Table:
     shown = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     for name in ("", "trial", sweep.metric.name, *sweep.varied, ""):
         shown.add_column(name.replace(".", ".\n"), justify="right", vertical="bottom")
-    for place, result in enumerate(results, 1):
+    for rank, result in enumerate(results, 1):
         finished = result.state == "finished"
         value = "" if result.value is None else f"{result.value:.4f}"
         varied = [escape(show_value(result.values.get(key, ""))) for key in sweep.varied]
         end = "" if finished else result.state
-        style = "bold" if place == 1 and finished else None if finished else "dim"
-        shown.add_row(str(place) if finished else "", str(result.number), value, *varied, end, style=style)
+        style = "bold" if rank == 1 and finished else None if finished else "dim"
+        shown.add_row(str(rank) if finished else "", str(result.number), value, *varied, end, style=style)
     return shown
 
 
-def write_best(folder: Path, best: Result, sweep: Sweep, options: Sequence[str], trainings: int) -> Path:
-    """Write `best.yaml`: the sweep's recipe as `base:`, with the options of the best trial; returns its path."""
-    path = folder / "best.yaml"
+def write_best(directory: Path, best: Result, sweep: Sweep, options: Sequence[str], trials: int) -> Path:
+    """Write `best.yaml`, the sweep's recipe as `base:` with the options of the best trial; returns its path."""
+    path = directory / "best.yaml"
     pairs = [*(f"{key}={value}" for key, value in best.values.items()), *options]
     keys = [pair.removeprefix("--").partition("=")[0] for pair in pairs]
     merged = flatten(load_recipe(sweep.recipe, pairs))
-    tree: dict[str, Any] = {"base": os.path.relpath(sweep.recipe, folder)}
+    tree: dict[str, Any] = {"base": os.path.relpath(sweep.recipe, directory)}
     for key in keys:
         section, name = key.split(".")
         tree.setdefault(section, {})[name] = merged[key]
     card = (
-        f"# The best of {trainings} trainings of {sweep.path}: {sweep.metric.name} = {best.value:.4f}, "
+        f"# Best of {trials} trials of {sweep.path}: {sweep.metric.name} = {best.value:.4f}, "
         f"{trial_name(best.number)}.\n# Command:  {command_for_recipe(sweep, path)}\n"
     )
     write_text(path, card + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))

@@ -1,4 +1,4 @@
-"""A sweep from start to end: its folder, its trainings, then the table, the plot and the best recipe."""
+"""Run a sweep: create its directory, run its trials, then write the table, the plot and the best recipe."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from vit_scale.sweep.search import Search, grid
 from vit_scale.sweep.session import Session
 from vit_scale.sweep.spec import Sweep
 
-# Of a sweep that is gone on with, these may not have changed.
+# Keys that must not change when a sweep is resumed.
 FIXED = ("method", "metric", "parameters", "early_terminate", "command", "program")
 
 
-def run_sweep(sweep: Sweep, folder: Path, *, count: int | None, options: Sequence[str] = (), seed: int = 0) -> int:
-    """Run `sweep` in `folder` until it has `count` trainings; returns the exit status.
+def run_sweep(sweep: Sweep, directory: Path, *, count: int | None, options: Sequence[str] = (), seed: int = 0) -> int:
+    """Run `sweep` in `directory` until it has `count` trials; returns the exit code.
 
-    `options` (`a.b=value`) go to every training. Interrupted, the same call goes on where it was.
+    `options` (`a.b=value`) are passed to every trial. After an interruption, the same call resumes the sweep.
     """
-    wanted = how_many(sweep, count)
-    build_command(sweep, {})  # a macro that is not supported is found before anything is written
-    open_folder(folder, sweep, options)
-    search = Search(sweep, folder, seed)
+    total = total_trials(sweep, count)
+    build_command(sweep, {})  # fail on an unsupported macro before anything is written
+    open_sweep_dir(directory, sweep, options)
+    search = Search(sweep, directory, seed)
     done = search.done
-    display = Display(sweep.metric.name, wanted, done)
-    session = Session(sweep, folder, search, display, options)
+    display = Display(sweep.metric.name, total, done)
+    session = Session(sweep, directory, search, display, options)
     try:
-        with display, ending_like_ctrl_c(signal.SIGTERM, signal.SIGHUP):
-            session.run(wanted - done)
+        with display, signals_as_interrupt(signal.SIGTERM, signal.SIGHUP):
+            session.run(total - done)
     except KeyboardInterrupt:
         conclude(session)
-        display.say(f"Interrupted in trial {session.trial}. The same command goes on with it.")
+        display.info(f"Interrupted during trial {session.trial}. Rerun the same command to resume.")
         return 130
     except UserError:
         if search.best is not None:
@@ -48,59 +48,59 @@ def run_sweep(sweep: Sweep, folder: Path, *, count: int | None, options: Sequenc
         raise
     conclude(session)
     if search.best is None and session.failures:
-        raise UserError(f"no training has finished; the last failed with: {[*session.failures.values()][-1]}")
+        raise UserError(f"no trial has finished; the last one failed with: {[*session.failures.values()][-1]}")
     return 0
 
 
-def how_many(sweep: Sweep, count: int | None) -> int:
-    """Trainings that are wanted in all: as asked, else the file's `run_cap`, at most the whole grid."""
+def total_trials(sweep: Sweep, count: int | None) -> int:
+    """Return the total number of trials: `count`, otherwise the file's `run_cap`, at most the full grid."""
     size = len(grid(sweep)) if sweep.method == "grid" else None
-    wanted = count or sweep.run_cap or size
-    if wanted is None:
-        raise UserError(f"how many trainings? Give --count N, or run_cap in {sweep.path}; {sweep.method} has no end")
-    return min(wanted, size) if size is not None else wanted
+    total = count or sweep.run_cap or size
+    if total is None:
+        raise UserError(f"a {sweep.method} sweep needs a number of trials: set --count N, or run_cap in {sweep.path}")
+    return min(total, size) if size is not None else total
 
 
-def open_folder(folder: Path, sweep: Sweep, options: Sequence[str]) -> None:
-    """Make the sweep's folder, or make sure that the one that is there is of the same sweep."""
+def open_sweep_dir(directory: Path, sweep: Sweep, options: Sequence[str]) -> None:
+    """Create the sweep directory, or check that the existing one belongs to the same sweep."""
     fixed = {key: sweep.source.get(key) for key in FIXED} | {"options": list(options)}
-    here = json.loads(json.dumps(fixed, default=str))
-    record = folder / "sweep.json"
+    requested = json.loads(json.dumps(fixed, default=str))
+    record = directory / "sweep.json"
     if not record.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(record, json.dumps(here, indent=1) + "\n")
+        directory.mkdir(parents=True, exist_ok=True)
+        write_text(record, json.dumps(requested, indent=1) + "\n")
         return
-    there = json.loads(record.read_text())
-    changed = [key for key in here if there.get(key) != here[key]]
+    existing = json.loads(record.read_text())
+    changed = [key for key in requested if existing.get(key) != requested[key]]
     if changed:
         raise UserError(
-            f"{folder} holds a sweep that differs in {', '.join(changed)}.\n"
-            "Choose another folder with --dir, or remove that one to start anew."
+            f"{directory} contains a sweep with a different {', '.join(changed)}.\n"
+            "Choose another directory with --dir, or delete it to start from scratch."
         )
 
 
 def conclude(session: Session) -> None:
-    """The ranked table, and of a sweep with a finished training the plot and the best recipe."""
+    """Print the ranked table; if a trial has finished, write the plot and the best recipe."""
     from vit_scale.sweep.plot import write_plot
 
-    sweep, folder, display = session.sweep, session.folder, session.display
+    sweep, directory, display = session.sweep, session.directory, session.display
     results = ranked(session.search.study, sweep.metric.goal)
     if results:
         display.console.print(table(results, sweep))
     if session.failures:
         trials = ", ".join(f"trial {number}" for number in session.failures)
-        display.say(f"{len(session.failures)} failed: {trials}. The same command tries again in their place.")
+        display.info(f"{len(session.failures)} failed: {trials}. Rerun the same command to try them again.")
     if session.search.best is None:
         return
-    plot = folder / "plot.html"
+    plot = directory / "plot.html"
     write_plot(plot, results, sweep)
-    best = write_best(folder, results[0], sweep, session.options, trainings=session.search.done)
-    display.say(f"Plot  {plot}\nBest  {best}  ({sweep.metric.name} {results[0].value:.4f})")
+    best = write_best(directory, results[0], sweep, session.options, trials=session.search.done)
+    display.info(f"Plot  {plot}\nBest  {best}  ({sweep.metric.name} {results[0].value:.4f})")
 
 
 @contextmanager
-def ending_like_ctrl_c(*signals: signal.Signals) -> Iterator[None]:
-    """While in context, these signals, of schedulers and of a closed terminal, are what Ctrl-C is."""
+def signals_as_interrupt(*signals: signal.Signals) -> Iterator[None]:
+    """Treat these signals, sent by schedulers and closed terminals, like Ctrl-C within this context."""
     previous = {number: signal.signal(number, _interrupt) for number in signals}
     try:
         yield

@@ -1,4 +1,4 @@
-"""Reading a sweep file, in W&B's format, and saying plainly what is wrong with one."""
+"""Read and validate sweep files in W&B's format."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ DEFAULT_COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")
 
 @dataclass(frozen=True)
 class Metric:
-    """What is sought: a key of metrics.jsonl."""
+    """Metric to optimize: a key of metrics.jsonl."""
 
     name: str
     goal: Goal = "minimize"
     target: float | None = None
 
-    def reached(self, value: float) -> bool:
-        """Whether `value` is so good that the search may end."""
+    def is_met(self, value: float) -> bool:
+        """Return whether `value` meets the target, so that the search can end."""
         if self.target is None:
             return False
         return value >= self.target if self.goal == "maximize" else value <= self.target
@@ -40,7 +40,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Hyperband:
-    """At evaluations `min_iter`, `min_iter` * `eta`, ... only the best of every `eta` trainings go on."""
+    """At evaluations `min_iter`, `min_iter` * `eta`, ... only the best of every `eta` trials continue."""
 
     min_iter: int
     eta: int = 3
@@ -48,7 +48,7 @@ class Hyperband:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep file, checked."""
+    """A validated sweep file."""
 
     path: Path
     method: str
@@ -60,20 +60,20 @@ class Sweep:
     early: Hyperband | None = None
     run_cap: int | None = None
     wandb: str = "auto"
-    """`track.wandb` of the trainings, as recipe, parameters and options have it."""
+    """`track.wandb` of the trials, from recipe, parameters and options."""
     source: dict[str, Any] = field(default_factory=dict)
-    """The file as it was read."""
+    """Content of the file."""
 
     @property
     def varied(self) -> dict[str, Distribution]:
-        """The parameters that have more than one value."""
+        """Parameters with more than one value."""
         return {key: where for key, where in self.parameters.items() if where.varies}
 
 
 def load_sweep(path: str | Path, options: Sequence[str] = ()) -> Sweep:
-    """The sweep in the file at `path`; `options` (`a.b=value`) are what all its trainings get besides.
+    """Load the sweep file at `path`; `options` (`a.b=value`) apply to all its trials.
 
-    Raises `UserError` for whatever is wrong with the file, the recipe it names, or the options.
+    Raises `UserError` if the file, its recipe or the options are invalid.
     """
     path = Path(path)
     tree = _read(path)
@@ -94,7 +94,7 @@ def load_sweep(path: str | Path, options: Sequence[str] = ()) -> Sweep:
     )
     _check_grid(sweep)
     if "${program}" in command and not program:
-        raise UserError(f"{path}: command has ${{program}}, but program is not given; it should be launch/train.py")
+        raise UserError(f"{path}: command contains ${{program}}, but program is not set; set it to launch/train.py")
     _check_options(sweep, options)
     example = [f"{key}={where.example()}" for key, where in sweep.parameters.items()]
     return replace(sweep, wandb=load_recipe(sweep.recipe, [*example, *options]).track.wandb)
@@ -102,24 +102,24 @@ def load_sweep(path: str | Path, options: Sequence[str] = ()) -> Sweep:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))  # as W&B's client reads it
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))  # like W&B's client
     except FileNotFoundError:
         near = nearest(path.name, [p.name for p in path.parent.glob("*.yaml")], cutoff=0.4)
         hint = f" Did you mean {path.parent / near[0]}?" if near else ""
-        raise UserError(f"{path}: there is no such sweep file.{hint}") from None
+        raise UserError(f"{path}: sweep file not found.{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as a sweep file: {error}") from None
+        raise UserError(f"{path}: cannot read sweep file: {error}") from None
     except yaml.YAMLError as error:
-        raise UserError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path}: invalid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
-        raise UserError(f"{path}: a sweep file is a mapping with method, metric, parameters and command")
+        raise UserError(f"{path}: a sweep file must be a mapping with method, metric, parameters and command")
     return tree
 
 
 def _check_keys(path: Path, tree: dict[str, Any]) -> None:
     for key in tree:
         if key not in KEYS:
-            hint = did_you_mean(str(key), KEYS) or f"those that are: {', '.join(KEYS)}"
+            hint = did_you_mean(str(key), KEYS) or f"supported: {', '.join(KEYS)}"
             raise UserError(f"{path}: {key} is not supported in a sweep file; {hint}")
 
 
@@ -140,9 +140,9 @@ def _list(path: Path, tree: dict[str, Any], key: str, default: list[Any]) -> lis
 def _metric(path: Path, tree: dict[str, Any]) -> Metric:
     spec = tree.get("metric")
     if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
-        raise UserError(f"{path}: metric = {spec!r}: must be such as {{name: val/top1, goal: maximize}}")
+        raise UserError(f"{path}: metric = {spec!r}: must be a mapping, e.g. {{name: val/top1, goal: maximize}}")
     if extra := set(spec) - {"name", "goal", "target"}:
-        raise UserError(f"{path}: metric.{extra.pop()} is not supported; there are name, goal and target")
+        raise UserError(f"{path}: metric.{extra.pop()} is not supported; supported: name, goal and target")
     target = spec.get("target")
     if target is not None and not isinstance(target, int | float):
         raise UserError(f"{path}: metric.target = {target!r}: must be a number")
@@ -151,7 +151,7 @@ def _metric(path: Path, tree: dict[str, Any]) -> Metric:
 
 
 def _parameters(path: Path, tree: Any, prefix: str = "") -> Iterator[tuple[str, Distribution]]:
-    """`section.option` and its distribution; W&B's nested `parameters:` are joined by dots."""
+    """Yield (`section.option`, distribution) pairs; names of W&B's nested `parameters:` are joined by dots."""
     if not isinstance(tree, dict) or not tree:
         raise UserError(f"{path}: parameters{f' of {prefix[:-1]}' if prefix else ''} = {tree!r}: must be a mapping")
     for key, spec in tree.items():
@@ -162,14 +162,14 @@ def _parameters(path: Path, tree: Any, prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _recipe(path: Path, command: Sequence[str]) -> Path:
-    """The first YAML file in `command` after the program (before it, they are the launcher's)."""
+    """Return the first YAML file in `command` after the program (files before it belong to the launcher)."""
     after_program = False
     for part in command:
         if after_program and part.endswith((".yaml", ".yml")):
             return Path(part)
         after_program |= part == "${program}" or part.endswith(".py")
     raise UserError(
-        f"{path}: command names no recipe; it should be such as\n"
+        f"{path}: command contains no recipe; use for example\n"
         '  command: ["${env}", "${interpreter}", "${program}", recipes/digits.yaml, "${args}"]'
     )
 
@@ -180,22 +180,24 @@ def _early(path: Path, spec: Any) -> Hyperband | None:
     if not isinstance(spec, dict) or spec.get("type") != "hyperband":
         raise UserError(f"{path}: early_terminate = {spec!r}: only {{type: hyperband, min_iter: N}} is supported")
     if extra := set(spec) - {"type", "min_iter", "max_iter", "s", "eta"}:
-        raise UserError(f"{path}: early_terminate.{extra.pop()} is not supported; there are min_iter, max_iter, s, eta")
+        raise UserError(
+            f"{path}: early_terminate.{extra.pop()} is not supported; supported: min_iter, max_iter, s, eta"
+        )
     for key, number in spec.items():
         if key != "type" and (not isinstance(number, int) or number < (2 if key == "eta" else 1)):
-            raise UserError(f"{path}: early_terminate.{key} = {number!r}: must be a whole number from 1 on (eta: 2)")
+            raise UserError(f"{path}: early_terminate.{key} = {number!r}: must be an integer of at least 1 (eta: 2)")
     eta = spec.get("eta", 3)
     if "min_iter" in spec:
         return Hyperband(spec["min_iter"], eta)
     if "max_iter" in spec and "s" in spec:
         return Hyperband(max(1, spec["max_iter"] // eta ** spec["s"]), eta)
-    raise UserError(f"{path}: early_terminate: give min_iter, or max_iter and s")
+    raise UserError(f"{path}: early_terminate: set min_iter, or max_iter and s")
 
 
 def _run_cap(path: Path, value: Any) -> int | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
         return value
-    raise UserError(f"{path}: run_cap = {value!r}: must be a whole number of at least 1")
+    raise UserError(f"{path}: run_cap = {value!r}: must be an integer of at least 1")
 
 
 def _check_grid(sweep: Sweep) -> None:
@@ -204,8 +206,8 @@ def _check_grid(sweep: Sweep) -> None:
     for key, where in sweep.parameters.items():
         if where.grid() is None:
             raise UserError(
-                f"{sweep.path}: parameters.{key}: a grid needs values, int_uniform or q_uniform; "
-                "for a range without end use method random or bayes"
+                f"{sweep.path}: parameters.{key}: method grid requires values, int_uniform or q_uniform; "
+                "for continuous ranges use method random or bayes"
             )
 
 
@@ -213,6 +215,6 @@ def _check_options(sweep: Sweep, options: Sequence[str]) -> None:
     for option in options:
         key = option.removeprefix("--").partition("=")[0]
         if key in sweep.varied:
-            raise UserError(f"{option}: {key} is what {sweep.path} searches; take it out there to keep it fixed")
+            raise UserError(f"{option}: {key} is a parameter of {sweep.path}; remove it there to set a fixed value")
         if key == "run.dir":
-            raise UserError(f"{option}: each training has its own folder in that of the sweep, which is --dir")
+            raise UserError(f"{option}: each trial has its own directory in the sweep directory, which is set by --dir")

@@ -1,4 +1,4 @@
-"""One training of a sweep: started, watched through its metrics.jsonl, stopped."""
+"""Run one trial of a sweep: start it, monitor its metrics.jsonl, stop it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ import psutil
 from vit_scale.errors import did_you_mean
 
 POLL_SECONDS = 0.2
-# A training that is told to stop writes a checkpoint first.
-SECONDS_TO_STOP = 300.0
+# A run that is stopped saves a checkpoint first.
+SHUTDOWN_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training ended, with its last value of the metric."""
+    """How a trial ended, and its last value of the metric."""
 
     kind: Literal["finished", "stopped", "failed"]
     value: float | None = None
@@ -35,7 +35,7 @@ class Outcome:
 
 @dataclass
 class Watch:
-    """Reads the metric from metrics.jsonl each time the file has changed."""
+    """Reads the metric from metrics.jsonl whenever the file changes."""
 
     path: Path
     metric: str
@@ -45,11 +45,11 @@ class Watch:
     _seen: tuple[int, int] = (0, 0)
 
     @classmethod
-    def of(cls, folder: Path, metric: str) -> Watch:
-        return cls(folder / "metrics.jsonl", metric, [], {})
+    def of(cls, directory: Path, metric: str) -> Watch:
+        return cls(directory / "metrics.jsonl", metric, [], {})
 
-    def look(self) -> bool:
-        """Read again; False where nothing has changed."""
+    def refresh(self) -> bool:
+        """Read the file again; returns False if it has not changed."""
         try:
             stat = self.path.stat()
             if (stat.st_size, stat.st_mtime_ns) == self._seen:
@@ -60,11 +60,11 @@ class Watch:
         self._seen = (stat.st_size, stat.st_mtime_ns)
         self.values = []
         for line in text.splitlines():
-            with contextlib.suppress(ValueError):  # a line that is being written
-                self._take(json.loads(line))
+            with contextlib.suppress(ValueError):  # a partially written line
+                self._add(json.loads(line))
         return True
 
-    def _take(self, line: dict[str, float | None]) -> None:
+    def _add(self, line: dict[str, float | None]) -> None:
         self.keys |= dict.fromkeys(line)
         self.step = int(line.get("step") or 0)
         value = line.get(self.metric)
@@ -72,27 +72,27 @@ class Watch:
             self.values.append(value)
 
 
-def run_training(
+def run_trial(
     command: Sequence[str],
-    folder: Path,
+    directory: Path,
     metric: str,
     *,
     judge: Callable[[int, float], bool],
     show: Callable[[int, float | None], None],
     stopping: Callable[[], None],
 ) -> Outcome:
-    """Run `command`, which trains in `folder`, to its end, or until `judge` of an evaluation (its number, from 0, and
-    its value) says to stop. `show` is told the step and the last value.
+    """Run `command`, which trains in `directory`, until it ends or `judge` returns True for an evaluation.
 
-    Ctrl-C stops the training, which `stopping` is told before, and is then raised.
+    `judge` receives the number of the evaluation, from 0, and its value; `show` receives the step and the last value.
+    On Ctrl-C, `stopping` is called, the run is stopped, and KeyboardInterrupt is raised again.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    watch = Watch.of(folder, metric)
-    with (folder / "output.log").open("a") as log:
+    directory.mkdir(parents=True, exist_ok=True)
+    watch = Watch.of(directory, metric)
+    with (directory / "output.log").open("a") as log:
         try:
             process = _start(command, log)
         except OSError as error:
-            return Outcome("failed", problem=f"{command[0]} cannot be started: {error.strerror}")
+            return Outcome("failed", problem=f"cannot start {command[0]}: {error.strerror}")
         try:
             stopped = _follow(process, watch, judge, show)
         except BaseException:
@@ -101,12 +101,12 @@ def run_training(
             raise
     if stopped:
         return Outcome("stopped", watch.values[-1])
-    return _outcome(process.returncode, watch, folder / "output.log")
+    return _outcome(process.returncode, watch, directory / "output.log")
 
 
 def _start(command: Sequence[str], log: IO[str]) -> subprocess.Popen[bytes]:
-    """In a session of its own: Ctrl-C reaches the sweep alone, which then ends the training in order."""
-    # `python` and `accelerate` in the command are to be those of this environment, activated or not.
+    """Start in a separate session: Ctrl-C reaches only the sweep, which then stops the run gracefully."""
+    # `python` and `accelerate` in the command refer to this environment, activated or not.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return subprocess.Popen(
         command,
@@ -124,11 +124,11 @@ def _follow(
     judge: Callable[[int, float], bool],
     show: Callable[[int, float | None], None],
 ) -> bool:
-    """Until the training ends (False), or is stopped because of what it reached (True)."""
+    """Monitor the run until it ends; returns whether it was stopped early by `judge`."""
     judged = 0
     while True:
         running = process.poll() is None
-        if watch.look():
+        if watch.refresh():
             show(watch.step, watch.values[-1] if watch.values else None)
         for number in range(judged, len(watch.values)):
             if judge(number, watch.values[number]) and running:
@@ -141,10 +141,10 @@ def _follow(
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, so that it saves and ends; whatever is left after a while, or at a second Ctrl-C, is killed."""
+    """Send SIGTERM, so that the run saves a checkpoint; kill it after a timeout or a second Ctrl-C."""
     process.terminate()
     try:
-        process.wait(SECONDS_TO_STOP)
+        process.wait(SHUTDOWN_TIMEOUT_S)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -153,24 +153,24 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 def _outcome(status: int, watch: Watch, log: Path) -> Outcome:
     if status != 0:
-        return Outcome("failed", problem=f"{last_words(log)} (exit status {status})")
+        return Outcome("failed", problem=f"{last_error_line(log)} (exit code {status})")
     if not watch.values:
-        hint = did_you_mean(watch.metric, watch.keys) or f"it logged {', '.join(watch.keys) or 'nothing'}"
-        return Outcome("failed", problem=f"it never logged {watch.metric}; {hint}", metric_missing=True)
+        hint = did_you_mean(watch.metric, watch.keys) or f"logged: {', '.join(watch.keys) or 'nothing'}"
+        return Outcome("failed", problem=f"never logged {watch.metric}; {hint}", metric_missing=True)
     return Outcome("finished", watch.values[-1])
 
 
-def find_trainer(folder: Path) -> int | None:
-    """The id of a process that trains in `folder` now: of a sweep that was killed, or of a second one."""
+def find_trainer(directory: Path) -> int | None:
+    """Return the ID of a process that is training in `directory`, started by a killed or a second sweep, or None."""
     for process in psutil.process_iter(["cmdline", "cwd"]):
-        here = process.info["cwd"] == os.getcwd()
-        if here and f"run.dir={folder}" in (process.info["cmdline"] or ()):
+        same_cwd = process.info["cwd"] == os.getcwd()
+        if same_cwd and f"run.dir={directory}" in (process.info["cmdline"] or ()):
             return process.pid
     return None
 
 
-def last_words(log: Path) -> str:
-    """The line of `log` that says best why a training failed: its last error, else its last line."""
+def last_error_line(log: Path) -> str:
+    """Return the line of `log` that best explains a failure: its last error, otherwise its last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]
-    return (errors or lines or ["it said nothing"])[-1]
+    return (errors or lines or ["no output"])[-1]

@@ -23,42 +23,13 @@ from vit_scale.data.batch import Batch, DataInfo
 from vit_scale.data.normalize import Normalize, Values, buffer_for, resolve_normalization
 from vit_scale.data.progressive import Progressive
 from vit_scale.data.targets import ClassTarget, Target
-from vit_scale.format import percent
 from vit_scale.schedule import Plan
+from vit_scale.tasks.results import Metric, Table
 
 if TYPE_CHECKING:
     from PIL import Image
 
     from vit_scale.data.data import Data
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A number that evaluation reports, under `val/<name>`."""
-
-    name: str
-    label: str
-    """What terminal, page and model card call it."""
-    higher: bool = True
-    """Whether higher is better."""
-    percent: bool = True
-    """Whether it is a fraction of 1, shown as a percentage."""
-    brief: bool = True
-    """Whether it is part of the one-line summary in the terminal."""
-
-    def text(self, value: float) -> str:
-        """Format a value."""
-        return percent(value) if self.percent else f"{value:.4f}"
-
-    def is_better(self, value: float, best: float | None) -> bool:
-        """Return whether `value` beats `best`; anything beats None, and nothing that is not a number beats anything."""
-        if best is None:
-            return value == value
-        return value > best if self.higher else value < best
-
-    def best_of(self, values: Sequence[float]) -> float:
-        """Return the best of some values."""
-        return max(values) if self.higher else min(values)
 
 
 class Inputs(NamedTuple):
@@ -68,20 +39,6 @@ class Inputs(NamedTuple):
     """Arguments of the one call of the model."""
     rest: dict[str, Any]
     """What only the loss needs, such as targets."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows that a run shows: `tables/<name>.json`, a W&B table, a table of the page."""
-
-    name: str
-    title: str
-    columns: list[str]
-    rows: list[list[Any]]
-    matrix: bool = False
-    """Whether it is square, with a row per column: shown as a heat map."""
-    weakest: str = ""
-    """Column whose lowest values are printed if the table is too long for a terminal."""
 
 
 class Show(Protocol):

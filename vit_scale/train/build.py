@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -76,7 +75,7 @@ def build_run(
     override = override_warning(config, plan, decided.strategy, decided.precision)
     strategy = make_strategy(config, plan, decided.strategy, decided.precision)
     model, weights_note = _build_model(config, task, data, strategy)
-    opened = call_on_main(lambda: open_run(config, recipe, plan))
+    opened = call_on_main(lambda: open_run(config, recipe, plan, task.describe()))
     recorded = read_meta(opened.checkpoint)["plan"] if opened.checkpoint else {}
     is_recorded = config.batch.micro == "auto" and recorded.get("processes") == plan.processes
     if is_recorded:
@@ -91,14 +90,11 @@ def build_run(
     if opened.checkpoint:
         state.restore(Checkpoint(opened.checkpoint))
     cost = _step_cost(config, plan, task, model, strategy.device)
+    backbone = backbone_of(model)
+    loaders = make_loaders(config, plan, task, data, backbone, step=state.step, rank=strategy.rank)
     terminal = Terminal(enabled=strategy.rank == 0, steps=plan.steps, metrics=task.metrics)
     for note in filter(None, [*decided.notes, override, weights_note, batch_note, *opened.messages]):
         terminal.info(note)
-    backbone = backbone_of(model)
-    loaders = make_loaders(config, plan, task, data, backbone, step=state.step, rank=strategy.rank)
-    record = _build_record(config, recipe, plan, task, model, opened.run_dir, data, decided, cost, state.step, terminal)
-    # Now: after the peak was measured, before trackers have threads; the first batches load while trackers start.
-    loaders.train.start()
     checkpoints = CheckpointFolder(
         opened.run_dir,
         keep=config.run.keep,
@@ -108,7 +104,13 @@ def build_run(
         step=state.step,
         timeout_seconds=config.parallel.timeout_seconds,
     )
-    return Run(config, plan, opened.run_dir, task, state, loaders, checkpoints, record, cost, check)
+    record = SilentRecord(terminal)
+    run = Run(config, plan, opened.run_dir, task, state, loaders, checkpoints, record, cost, check)
+    if terminal.enabled:
+        run.record = _open_record(run, recipe, decided, data)
+    # Now: after the peak was measured, before trackers have threads; the first batches load while trackers start.
+    loaders.train.start()
+    return run
 
 
 def _decide(config: Config) -> Decided:
@@ -164,26 +166,12 @@ def _step_cost(config: Config, plan: Plan, task: Task, model: nn.Module, device:
     return StepCost(flops, plan.global_batch, plan.processes, peak(device))
 
 
-def _build_record(
-    config: Config,
-    recipe: str,
-    plan: Plan,
-    task: Task,
-    model: nn.Module,
-    folder: Path,
-    data: Data,
-    decided: Decided,
-    cost: StepCost,
-    step: int,
-    terminal: Terminal,
-) -> SilentRecord:
-    """Print the header and open the record, on the main rank."""
-    if not terminal.enabled:
-        return SilentRecord(terminal)
-    count = count_model(model)
-    how: dict[str, Any] = {"strategy": decided.strategy, "precision": decided.precision, "peak": cost.peak}
-    rows = header_rows(config, plan, count, data=data.description, folder=folder, **how)
+def _open_record(run: Run, recipe: str, decided: Decided, data: Data) -> Record:
+    """Print the header, write config.yaml and open the record."""
+    count, terminal = count_model(backbone_of(run.state.model)), run.record.terminal
+    how: dict[str, Any] = {"strategy": decided.strategy, "precision": decided.precision, "peak": run.cost.peak}
+    rows = header_rows(run.config, run.plan, count, data=data.description, folder=run.folder, **how)
     terminal.table(f"Training {recipe}", rows)
-    write_config(folder, config)
-    facts = run_facts(config, plan, count, task, **how)
-    return Record(folder, config, step=step, facts=facts, terminal=terminal)
+    write_config(run.folder, run.config)
+    facts = run_facts(run.config, run.plan, count, run.task, **how)
+    return Record(run.folder, run.config, step=run.state.step, facts=facts, terminal=terminal)

@@ -52,8 +52,11 @@ class OpenedRun(NamedTuple):
     messages: list[str]
 
 
-def open_run(config: Config, recipe: str, plan: Plan) -> OpenedRun:
-    """Choose and lock the run directory; an existing run is resumed or renamed, never overwritten."""
+def open_run(config: Config, recipe: str, plan: Plan, task: dict[str, Any]) -> OpenedRun:
+    """Choose and lock the run directory; an existing run is resumed or renamed, never overwritten.
+
+    `task` is `Task.describe()`: a checkpoint of another task, or with other facts, is rejected.
+    """
     run_dir = choose_run_dir(config, recipe)
     if has_run(run_dir):
         run_lock.acquire(run_dir)
@@ -62,6 +65,7 @@ def open_run(config: Config, recipe: str, plan: Plan) -> OpenedRun:
         check_same_options(run_dir, config)
     checkpoint, messages = find_checkpoint(config.run.resume, run_dir)
     if checkpoint is not None:
+        check_same_task(checkpoint, task)
         step = read_meta(checkpoint)["step"]
         if step >= plan.steps and (is_finished(run_dir) or not has_run(run_dir)):
             raise RunFinished(
@@ -103,6 +107,19 @@ def check_same_options(run_dir: Path, config: Config) -> None:
             f"{run_dir} contains a run with different options: {listed}.\n"
             "Choose another run.dir, or start from scratch with run.resume=never (the existing run is renamed)."
         )
+
+
+def check_same_task(checkpoint: Path, task: dict[str, Any]) -> None:
+    """Raise `UserError` if `checkpoint` belongs to another task, or its task depends on other facts (a teacher)."""
+    recorded = read_meta(checkpoint).get("task") or {}  # none in earlier versions
+    for key in ("name", "facts"):
+        existing, requested = recorded.get(key, task[key]), task[key]
+        if existing != requested:
+            raise UserError(
+                f"{checkpoint}: a checkpoint of another task: {key} = {existing!r} (existing), "
+                f"{requested!r} (requested).\n"
+                "Choose another run.dir, or start from scratch with run.resume=never."
+            )
 
 
 def differing_options(run_dir: Path, config: Config) -> dict[str, tuple[Any, Any]]:

@@ -1,4 +1,4 @@
-"""Ctrl-C and the signals of schedulers: finish the step, save, and say how to go on."""
+"""Ctrl-C and scheduler signals: finish the step, save a checkpoint, and print how to resume."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ EXIT_STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 138}
 
 
 class Interrupt:
-    """Watches for SIGINT, SIGTERM and SIGUSR1 while in context.
+    """Watch for SIGINT, SIGTERM and SIGUSR1 inside the context.
 
-    `agreed()` is asked once a step. With several processes the flag of each step is exchanged in the background over
-    gloo and read a step later, so that all stop after the same step without waiting for one another.
-    A second Ctrl-C ends the process at once.
+    `agreed()` is called once per step. With several processes the flag of each step is exchanged in the background over
+    gloo and read one step later, so that all stop after the same step without waiting for each other.
+    A second Ctrl-C ends the process immediately.
     """
 
     def __init__(self, timeout_seconds: float = 600.0) -> None:
-        """`timeout_seconds` is how long a process waits for the flag of another before it takes it for lost."""
+        """`timeout_seconds`: how long a process waits for the flag of another before it is considered failed."""
         self._timeout = timedelta(seconds=timeout_seconds)
         self.received: signal.Signals | None = None
         self._previous: dict[signal.Signals, object] = {}
@@ -45,7 +45,7 @@ class Interrupt:
         self.received = self.received or signal.Signals(number)
 
     def agreed(self) -> signal.Signals | None:
-        """The signal that all processes have agreed to stop for, if any."""
+        """Return the signal that all processes have agreed to stop for, if any."""
         if self._group is None:
             return self.received
         agreed = 0

@@ -1,4 +1,4 @@
-"""Images as they are in the world."""
+"""Decoding of all kinds of image files."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_scale.data.images.decode import BrokenImage, count_channels, open_picture, to_channels, to_uint8
+from vit_scale.data.images.decode import UnreadableImage, count_channels, open_image, to_channels, to_uint8
 from vit_scale.errors import UserError
 
 Encode = Callable[..., bytes]
 
 
 def decode(data: object, channels: int = 3) -> np.ndarray:
-    """The whole picture."""
-    picture = open_picture(data, channels)
-    return picture.crop((0, 0, picture.width, picture.height), (picture.height, picture.width))
+    """Return the full image."""
+    image = open_image(data, channels)
+    return image.crop((0, 0, image.width, image.height), (image.height, image.width))
 
 
 @pytest.mark.parametrize("kind", ["png", "webp", "bmp", "tiff", "gif", "ppm"])
-def test_formats_of_all_kinds_are_decoded(kind: str, photographs: list[np.ndarray], encode: Encode) -> None:
+def test_all_formats_are_decoded(kind: str, photographs: list[np.ndarray], encode: Encode) -> None:
     options = {"lossless": True} if kind == "webp" else {}
     decoded = decode(encode(photographs[0], kind, **options))
     assert decoded.shape == (224, 224, 3)
-    if kind != "gif":  # 256 colours
+    if kind != "gif":  # 256 colors
         assert np.array_equal(decoded, photographs[0])
 
 
-def test_jpeg_is_decoded_as_pillow_does(photographs: list[np.ndarray], encode: Encode) -> None:
+def test_jpeg_matches_pillow(photographs: list[np.ndarray], encode: Encode) -> None:
     for options in (
         {"quality": 95},
         {"quality": 75, "subsampling": 2},
@@ -44,7 +44,7 @@ def test_jpeg_is_decoded_as_pillow_does(photographs: list[np.ndarray], encode: E
         assert np.abs(decode(data).astype(int) - reference).max() <= 2, options
 
 
-def test_every_stored_form_reads_the_same(photographs: list[np.ndarray], encode: Encode, tmp_path: Path) -> None:
+def test_every_stored_form_decodes_the_same(photographs: list[np.ndarray], encode: Encode, tmp_path: Path) -> None:
     import pyarrow
 
     data = encode(photographs[0], "png")
@@ -72,15 +72,15 @@ def test_exif_rotation_is_undone(orientation: int, kind: str, photographs: list[
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = encode(stored, kind, exif=exif, **({"quality": 98, "subsampling": 0} if kind == "jpeg" else {}))
-    picture = open_picture(data, 3)
-    assert (picture.height, picture.width) == (128, 96)
+    image = open_image(data, 3)
+    assert (image.height, image.width) == (128, 96)
     assert np.abs(decode(data).astype(int) - np.asarray(upright)).mean() < 2
     box = (10, 20, 70, 100)
-    part = picture.crop(box, (80, 60)).astype(int)
+    part = image.crop(box, (80, 60)).astype(int)
     assert np.abs(part - np.asarray(upright)[20:100, 10:70]).mean() < 2
 
 
-def test_cmyk_is_shown_as_colours(photographs: list[np.ndarray], encode: Encode) -> None:
+def test_cmyk_is_converted_to_colors(photographs: list[np.ndarray], encode: Encode) -> None:
     data = encode(Image.fromarray(photographs[2]).convert("CMYK"), "jpeg", quality=98)
     assert count_channels(data) == 3
     assert np.abs(decode(data).astype(int) - photographs[2]).mean() < 3
@@ -95,7 +95,7 @@ def test_16_bits_are_scaled_to_8(encode: Encode) -> None:
         assert np.array_equal(decode(data, 3), np.repeat(decode(data, 1), 3, axis=2))
 
 
-def test_transparency_lies_over_white(encode: Encode) -> None:
+def test_transparency_is_shown_over_white(encode: Encode) -> None:
     # Under the transparent half is black, as most programs leave it.
     pixels = np.zeros((4, 4, 4), np.uint8)
     pixels[:, 2:] = (200, 10, 10, 255)
@@ -112,21 +112,23 @@ def test_transparency_lies_over_white(encode: Encode) -> None:
     assert decode(encode(gray, "png"), 1)[0, :, 0].tolist() == [255, 90]
 
 
-def test_one_pixel_and_two_colours(encode: Encode) -> None:
+def test_one_pixel_and_two_colors(encode: Encode) -> None:
     assert decode(encode(np.full((1, 1, 3), 77, np.uint8), "png")).tolist() == [[[77, 77, 77]]]
     assert decode(encode(np.full((1, 1, 3), 77, np.uint8), "jpeg")).shape == (1, 1, 3)
     bilevel = encode(Image.fromarray(np.array([[0, 255]], np.uint8)).convert("1"), "png")
     assert decode(bilevel, 1)[0, :, 0].tolist() == [0, 255]
 
 
-def test_an_animation_is_its_first_frame(encode: Encode) -> None:
+def test_animation_gives_its_first_frame(encode: Encode) -> None:
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "lime", "blue")]
     for kind in ("gif", "webp"):
         data = encode(frames[0], kind, save_all=True, append_images=frames[1:], lossless=True)
         assert np.abs(decode(data)[4, 4].astype(int) - [255, 0, 0]).max() <= 1
 
 
-def test_grayscale_and_colour_become_what_the_model_takes(photographs: list[np.ndarray], encode: Encode) -> None:
+def test_grayscale_and_color_are_converted_to_the_channels_of_the_model(
+    photographs: list[np.ndarray], encode: Encode
+) -> None:
     gray = np.asarray(Image.fromarray(photographs[0]).convert("L"))
     for kind in ("jpeg", "png"):
         options = {"quality": 98, "subsampling": 0} if kind == "jpeg" else {}
@@ -139,7 +141,7 @@ def test_grayscale_and_colour_become_what_the_model_takes(photographs: list[np.n
     assert np.all(with_alpha[..., 3] == 255)
 
 
-def test_arrays_of_many_channels() -> None:
+def test_arrays_with_many_channels() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 5), dtype=np.uint8)
     assert np.array_equal(decode(pixels, 5), pixels)
     assert np.array_equal(decode(pixels.transpose(2, 0, 1), 5), pixels), "channels may come first"
@@ -148,7 +150,7 @@ def test_arrays_of_many_channels() -> None:
         to_channels(pixels, 3)
 
 
-def test_numbers_of_any_range_become_levels() -> None:
+def test_any_range_is_converted_to_levels() -> None:
     assert to_uint8(np.array([0.0, 0.5, 1.0])).tolist() == [0, 128, 255]
     assert to_uint8(np.array([0.0, 127.4, 255.0])).tolist() == [0, 127, 255]
     assert to_uint8(np.array([0, 65535], np.uint16)).tolist() == [0, 255]
@@ -158,11 +160,11 @@ def test_numbers_of_any_range_become_levels() -> None:
     assert to_uint8(np.array([np.nan, -5.0, 300.0])).tolist() == [0, 0, 255]
 
 
-def broken_files(photograph: np.ndarray, encode: Encode) -> dict[str, bytes]:
+def corrupt_files(photograph: np.ndarray, encode: Encode) -> dict[str, bytes]:
     jpeg, png = encode(photograph, "jpeg", quality=90), encode(photograph, "png")
     return {
         "empty": b"",
-        "text": b"this is no image",
+        "text": b"not an image",
         "truncated jpeg": jpeg[: len(jpeg) // 2],
         "jpeg without its end": jpeg[:-30],
         "jpeg header alone": jpeg[:200],
@@ -185,40 +187,40 @@ def broken_files(photograph: np.ndarray, encode: Encode) -> dict[str, bytes]:
         "zeros",
     ],
 )
-def test_broken_files_are_told_apart(kind: str, photographs: list[np.ndarray], encode: Encode) -> None:
-    data = broken_files(photographs[0], encode)[kind]
-    with pytest.raises(BrokenImage):
+def test_corrupt_files_are_unreadable(kind: str, photographs: list[np.ndarray], encode: Encode) -> None:
+    data = corrupt_files(photographs[0], encode)[kind]
+    with pytest.raises(UnreadableImage):
         decode(data)
 
 
-def test_a_truncated_jpeg_is_found_even_if_the_crop_lies_above_the_damage(
+def test_truncated_jpeg_is_found_even_if_the_crop_is_above_the_damage(
     photographs: list[np.ndarray], encode: Encode
 ) -> None:
-    data = broken_files(photographs[0], encode)["truncated jpeg"]
-    with pytest.raises(BrokenImage):
-        open_picture(data, 3).crop((0, 0, 64, 32), (32, 32))
+    data = corrupt_files(photographs[0], encode)["truncated jpeg"]
+    with pytest.raises(UnreadableImage):
+        open_image(data, 3).crop((0, 0, 64, 32), (32, 32))
 
 
-def test_harmless_faults_do_not_matter(photographs: list[np.ndarray], encode: Encode) -> None:
+def test_harmless_faults_are_tolerated(photographs: list[np.ndarray], encode: Encode) -> None:
     data = encode(photographs[0], "jpeg", quality=90)
     padded = data[:-2] + b"\x00\x00\x00" + data[-2:] + b"camera junk"
     assert np.array_equal(decode(padded), decode(data))
 
 
-def test_a_missing_file_is_a_broken_image(tmp_path: Path) -> None:
-    with pytest.raises(BrokenImage, match="No such file"):
-        open_picture(str(tmp_path / "gone.jpg"), 3)
+def test_missing_file_is_unreadable(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableImage, match="No such file"):
+        open_image(str(tmp_path / "gone.jpg"), 3)
 
 
-def test_huge_pictures(encode: Encode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A JPEG of 100 million pixels is decoded at a smaller scale; what cannot be is refused by name."""
+def test_huge_images(encode: Encode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JPEG of 100 million pixels is decoded at a smaller scale; other formats are rejected."""
     huge = encode(Image.new("L", (12_000, 9_000), 99), "jpeg")
-    picture = open_picture(huge, 3)
-    assert (picture.height, picture.width) == (9_000, 12_000)
-    pixels = picture.crop((0, 0, 12_000, 9_000), (224, 224))
+    image = open_image(huge, 3)
+    assert (image.height, image.width) == (9_000, 12_000)
+    pixels = image.crop((0, 0, 12_000, 9_000), (224, 224))
     assert pixels.shape == (1125, 1500, 3)
     assert np.all(pixels == 99)
-    assert picture.crop((11_000, 8_000, 11_400, 8_400), (224, 224)).shape[0] >= 200
+    assert image.crop((11_000, 8_000, 11_400, 8_400), (224, 224)).shape[0] >= 200
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    with pytest.raises(BrokenImage, match="too large"):
+    with pytest.raises(UnreadableImage, match="too large"):
         decode(encode(Image.new("L", (100, 100)), "png"))

@@ -1,4 +1,4 @@
-"""JPEG files are decoded only as far, and as finely, as a crop needs."""
+"""JPEG files are decoded only as far, and at as small a scale, as a crop needs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_crop_is_the_same_as_one_of_the_whole_image(
+def test_crop_equals_crop_of_the_full_image(
     options: dict, channels: int, photographs: list[np.ndarray], encode: Encode
 ) -> None:
     data = memoryview(encode(photographs[1][:210, :190], "jpeg", **options))
@@ -33,13 +33,13 @@ def test_a_crop_is_the_same_as_one_of_the_whole_image(
     assert header is not None
     assert (header.height, header.width) == (210, 190)
     assert header.stops_early == ("progressive" not in options)
-    whole = simplejpeg.decode_jpeg(data, {1: "GRAY", 3: "RGB"}[channels])
+    full = simplejpeg.decode_jpeg(data, {1: "GRAY", 3: "RGB"}[channels])
     rng = np.random.default_rng(0)
     for _ in range(20):
         top, left = rng.integers(0, 200), rng.integers(0, 180)
         bottom, right = rng.integers(top + 1, 211), rng.integers(left + 1, 191)
         box = (int(left), int(top), int(right), int(bottom))
-        assert np.array_equal(jpeg.decode_box(data, header, box, 1, channels), whole[top:bottom, left:right])
+        assert np.array_equal(jpeg.decode_box(data, header, box, 1, channels), full[top:bottom, left:right])
 
 
 def test_rows_below_the_crop_are_not_decoded(
@@ -60,7 +60,7 @@ def test_rows_below_the_crop_are_not_decoded(
 
 @pytest.mark.parametrize("factor", [2, 4, 8])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_a_reduced_crop_looks_like_the_image_reduced(
+def test_reduced_crop_is_close_to_the_resized_crop(
     factor: int, options: dict, photographs: list[np.ndarray], encode: Encode
 ) -> None:
     data = memoryview(encode(photographs[0], "jpeg", **options))
@@ -80,19 +80,19 @@ def test_a_reduced_crop_looks_like_the_image_reduced(
         ((1800, 1800), (224, 224), 8),
     ],
 )
-def test_reduction_never_goes_below_what_is_needed(box: tuple, needed: tuple, factor: int) -> None:
+def test_reduction_never_goes_below_the_needed_size(box: tuple, needed: tuple, factor: int) -> None:
     assert jpeg.reduction(box, needed) == factor
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"\xff\xd8", b"\xff\xd8\xff\xe0\x00\x10" + bytes(20), b"PNG...............", bytes(100)]
 )
-def test_what_is_no_jpeg_has_no_header(data: bytes) -> None:
+def test_other_files_have_no_header(data: bytes) -> None:
     assert jpeg.read_header(memoryview(data)) is None
 
 
 def test_unreadable_exif_means_upright(photographs: list[np.ndarray], encode: Encode) -> None:
-    data = encode(photographs[0], "jpeg", exif=b"Exif\x00\x00 damaged beyond use")
+    data = encode(photographs[0], "jpeg", exif=b"Exif\x00\x00 corrupt")
     header = jpeg.read_header(memoryview(data))
     assert header is not None
     assert header.has_exif

@@ -1,4 +1,4 @@
-"""The decoded copy: written once, whole or not there, made anew when the source changes."""
+"""The decoded copy: written once, complete or absent, rewritten when the source changes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import pytest
 from PIL import Image
 
 from vit_scale.config import AugmentConfig, DataConfig
+from vit_scale.data.data import Data, open_data
 from vit_scale.data.loading.loaders import TrainLoader
 from vit_scale.data.sources import cache
 from vit_scale.data.sources.cache import CachedSource, with_cache
-from vit_scale.data.sources.table_source import Data, open_data
+from vit_scale.data.spatial_targets import BoxTarget
 from vit_scale.errors import UserError
 
 
@@ -27,7 +28,7 @@ def config(image_folder: Path, tmp_path: Path) -> DataConfig:
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Notes each time a copy is written."""
+    """Record each time a copy is written."""
     notes: list[str] = []
     original = cache._write
 
@@ -44,7 +45,7 @@ def cached(config: DataConfig, in_chans: int = 3) -> Any:
     return with_cache(data.train, config, img_size=(8, 8), in_chans=in_chans)
 
 
-def test_the_copy_has_the_same_images_at_the_chosen_size(config: DataConfig) -> None:
+def test_copy_has_the_same_images_at_the_chosen_size(config: DataConfig) -> None:
     source, copy = open_data(config, seed=0).train, cached(config)
     assert isinstance(copy, CachedSource)
     assert len(copy) == len(source) == 27
@@ -58,11 +59,11 @@ def test_the_copy_has_the_same_images_at_the_chosen_size(config: DataConfig) -> 
         assert label == number // 10
 
 
-def test_without_the_option_the_source_itself_is_used(folder_data: Data) -> None:
+def test_source_itself_is_used_by_default(folder_data: Data) -> None:
     assert with_cache(folder_data.train, DataConfig(), img_size=(8, 8), in_chans=3) is folder_data.train
 
 
-def test_images_keep_their_proportions_and_are_never_enlarged(
+def test_images_keep_their_aspect_ratio_and_are_never_enlarged(
     photographs: list[np.ndarray], encode: Callable[..., bytes]
 ) -> None:
     assert cache.decode_small(encode(photographs[0][:100, :200], "png"), 50, 3).shape == (50, 100, 3)
@@ -72,20 +73,22 @@ def test_images_keep_their_proportions_and_are_never_enlarged(
     assert np.abs(small.astype(int) - reference).max() <= 1
 
 
-def test_the_default_size_leaves_some_room_to_crop(config: DataConfig, tmp_path: Path) -> None:
+def test_default_size_leaves_a_margin_to_crop(config: DataConfig, tmp_path: Path) -> None:
     options = DataConfig(source=config.source, cache="decoded", cache_dir=config.cache_dir)
     source = open_data(options, seed=0).train
     assert with_cache(source, options, img_size=(10, 12), in_chans=3).read(0).image.shape == (12, 12, 3)
 
 
-def test_it_is_written_once_and_used_again(config: DataConfig, written: list[str]) -> None:
+def test_copy_is_written_once_and_reused(config: DataConfig, written: list[str]) -> None:
     cached(config)
     cached(config)
     assert written == ["written"]
 
 
 @pytest.mark.parametrize("change", ["file", "new file", "size", "channels"])
-def test_a_change_makes_it_anew(change: str, config: DataConfig, image_folder: Path, written: list[str]) -> None:
+def test_change_of_source_or_options_rewrites_the_copy(
+    change: str, config: DataConfig, image_folder: Path, written: list[str]
+) -> None:
     first = cached(config)
     if change == "file":
         Image.new("RGB", (16, 16), "white").save(first.describe(0).split(" (")[0])
@@ -99,7 +102,7 @@ def test_a_change_makes_it_anew(change: str, config: DataConfig, image_folder: P
         assert np.all(copy.read(0).image == 255)
 
 
-def test_interrupted_while_writing_it_starts_anew(
+def test_interrupted_write_starts_from_scratch(
     config: DataConfig, written: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save = np.save
@@ -107,22 +110,22 @@ def test_interrupted_while_writing_it_starts_anew(
     with pytest.raises(KeyboardInterrupt):
         cached(config)
     monkeypatch.setattr(np, "save", save)
-    folders = [path for path in Path(config.cache_dir).iterdir() if path.is_dir()]
-    assert [folder.suffix for folder in folders] == [".partial"], "nothing that looks finished is left"
+    directories = [path for path in Path(config.cache_dir).iterdir() if path.is_dir()]
+    assert [directory.suffix for directory in directories] == [".partial"], "nothing that looks complete is left"
     assert len(cached(config)) == 27
     assert len(written) == 2
     assert not list(Path(config.cache_dir).glob("*.partial"))
 
 
-def test_a_damaged_copy_is_made_anew(config: DataConfig, written: list[str]) -> None:
-    folder = cached(config).folder
-    with open(folder / "pixels.bin", "ab") as file:
+def test_corrupt_copy_is_rewritten(config: DataConfig, written: list[str]) -> None:
+    directory = cached(config).directory
+    with open(directory / "pixels.bin", "ab") as file:
         file.truncate(100)
     cached(config)
-    (folder / "cache.json").write_text("{")
+    (directory / "cache.json").write_text("{")
     cached(config)
     assert len(written) == 3
-    assert json.loads((folder / "cache.json").read_text())["bytes"] == 27 * 8 * 8 * 3
+    assert json.loads((directory / "cache.json").read_text())["bytes"] == 27 * 8 * 8 * 3
 
 
 def test_workers_share_the_memory_map(config: DataConfig) -> None:
@@ -143,14 +146,14 @@ def test_training_from_the_copy(config: DataConfig, train_loader: Callable[..., 
     direct = train_loader(open_data(config, seed=0).train, in_chans=3, augment=augment)
     for a, b in zip(direct, train_loader(copy, in_chans=3, augment=augment, workers=2), strict=True):
         assert np.array_equal(a.images, b.images)
-        assert np.array_equal(a.labels, b.labels)
+        assert np.array_equal(a.target["label"], b.target["label"])
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_broken_images(
+def test_unreadable_images(
     on_error: str, config: DataConfig, image_folder: Path, train_loader: Callable[..., TrainLoader]
 ) -> None:
-    (image_folder / "bee" / "3.png").write_bytes(b"broken")
+    (image_folder / "bee" / "3.png").write_bytes(b"not an image")
     options = DataConfig(
         source=config.source, cache="decoded", cache_dir=config.cache_dir, on_error=on_error, val_split="train"
     )
@@ -165,17 +168,22 @@ def test_broken_images(
     assert "bee/3.png" in loader.problems.summary()
 
 
-def test_a_full_disk_is_said_before_it_is_full(config: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_disk_space_is_reported_before_writing(config: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     import shutil
 
     free = shutil.disk_usage("/")._replace(free=10)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
-    with pytest.raises(UserError, match="GB are needed .* choose another data.cache_dir"):
+    with pytest.raises(UserError, match="needs about .* GB, but only .* choose another data.cache_dir"):
         cached(config)
 
 
-def test_a_folder_that_cannot_be_written(config: DataConfig, tmp_path: Path) -> None:
+def test_unwritable_directory_is_reported(config: DataConfig, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     options = DataConfig(source=config.source, cache="decoded", cache_dir=str(tmp_path / "file" / "cache"))
-    with pytest.raises(UserError, match="data.cache_dir=.*choose a folder"):
+    with pytest.raises(UserError, match="data.cache_dir=.*choose a writable directory"):
         cached(options)
+
+
+def test_boxes_are_not_cached(config: DataConfig, folder_data: Data) -> None:
+    with pytest.raises(UserError, match="data.cache=decoded: .* boxes; set data.cache=none"):
+        with_cache(folder_data.train, config, img_size=(8, 8), in_chans=3, target=BoxTarget())

@@ -1,4 +1,4 @@
-"""Streams: shards split by process, no process ever runs dry, evaluation exact."""
+"""Streams: shards are split by process, no process runs out of images, evaluation is exact."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from vit_scale.config import AugmentConfig, DataConfig
-from vit_scale.data.loading.loaders import EvalLoader, TrainLoader, choose_workers
+from vit_scale.data.data import Data, open_data
+from vit_scale.data.loading.loaders import EvalLoader, TrainLoader
+from vit_scale.data.loading.workers import choose_workers
 from vit_scale.data.sources.cache import with_cache
-from vit_scale.data.sources.table_source import Data, open_data
+from vit_scale.data.targets import Columns, NoTarget
 from vit_scale.errors import UserError
 
 Build = Callable[..., TrainLoader]
@@ -21,18 +23,18 @@ PLAIN = AugmentConfig(crop="none", hflip=0.0)
 
 @pytest.fixture
 def shards(tmp_path: Path, encode: Callable[..., bytes]) -> Callable[..., DataConfig]:
-    """A folder of uneven shards; every pixel of image `i` has the level `i`."""
+    """A directory of uneven shards; every pixel of image `i` has the level `i`."""
     import datasets
 
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b", "c"])})
 
-    def build(broken: bool = False, label: int | None = None, **splits: tuple[int, ...]) -> DataConfig:
+    def build(corrupt: bool = False, label: int | None = None, **splits: tuple[int, ...]) -> DataConfig:
         number = 0
         for split, sizes in (splits or {"train": (30, 7, 50), "validation": (11, 12)}).items():
             for shard, size in enumerate(sizes):
                 images = [encode(np.full((8, 8), number + i, np.uint8), "png") for i in range(size)]
-                if broken:
-                    images[0] = b"broken"
+                if corrupt:
+                    images[0] = b"not an image"
                 rows = {
                     "image": [{"bytes": image, "path": None} for image in images],
                     "label": [i % 3 if label is None else label for i in range(size)],
@@ -54,16 +56,16 @@ def levels(batches: list) -> list[int]:
     return [int(level) for batch in batches for level in batch.images[:, 0, 0, 0]]
 
 
-def test_a_stream_is_opened_without_reading_it(stream: Data) -> None:
+def test_stream_is_opened_without_reading_it(stream: Data) -> None:
     assert stream.num_classes == 3
     assert stream.class_names == ("a", "b", "c")
     assert stream.in_chans == 1
-    assert stream.description.endswith("(streaming): an unknown number of training images, 3 classes")
+    assert stream.description.endswith("(streaming, an unknown number of training images, 3 classes)")
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_uneven_shards_give_every_process_equally_many_batches(
+def test_uneven_shards_give_every_process_the_same_number_of_batches(
     world: int, workers: int, stream: Data, train_loader: Build
 ) -> None:
     seen: list[int] = []
@@ -77,19 +79,17 @@ def test_uneven_shards_give_every_process_equally_many_batches(
             range(rank * 12 // world, (rank + 1) * 12 // world, 2)
         )
         seen += levels(batches)
-    assert set(seen) == set(range(87)), "over a few epochs all images are met"
+    assert set(seen) == set(range(87)), "a few epochs visit all images"
 
 
 def test_processes_read_different_images(stream: Data, train_loader: Build) -> None:
     options = {"augment": PLAIN, "world": 3, "global_batch": 12, "micro_batch": 4, "end_step": 1}
-    shares = [set(levels(list(train_loader(stream.train, rank=rank, **options)))) for rank in range(3)]
-    assert not shares[0] & shares[1]
-    assert not shares[1] & shares[2]
+    parts = [set(levels(list(train_loader(stream.train, rank=rank, **options)))) for rank in range(3)]
+    assert not parts[0] & parts[1]
+    assert not parts[1] & parts[2]
 
 
-def test_a_stream_is_shuffled_anew_and_a_resumed_run_goes_on_with_other_images(
-    stream: Data, train_loader: Build
-) -> None:
+def test_stream_is_shuffled_and_resumed_with_different_images(stream: Data, train_loader: Build) -> None:
     options = {"augment": PLAIN, "global_batch": 16, "micro_batch": 16}
     first = levels(list(train_loader(stream.train, end_step=5, **options)))
     assert first == levels(list(train_loader(stream.train, end_step=5, **options))), "the same seed, the same order"
@@ -100,23 +100,23 @@ def test_a_stream_is_shuffled_anew_and_a_resumed_run_goes_on_with_other_images(
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_evaluation_of_a_stream_counts_each_image_once(world: int, workers: int, stream: Data) -> None:
+def test_stream_evaluation_counts_each_image_once(
+    world: int, workers: int, stream: Data, eval_loader: Callable[..., EvalLoader]
+) -> None:
     found: list[int] = []
     lengths = set()
     for rank in range(world):
-        loader = EvalLoader(
-            stream.val, augment=PLAIN, img_size=(8, 8), in_chans=1, batch=5, rank=rank, world=world, workers=workers
-        )
+        loader = eval_loader(stream.val, augment=PLAIN, batch=5, rank=rank, world=world, workers=workers)
         batches = list(loader)
         loader.close()
         lengths.add(len(batches))
-        found += [int(level) for images, _, weights in batches for level in images[weights > 0][:, 0, 0, 0]]
+        found += [int(level) for batch in batches for level in batch.images[batch.real][:, 0, 0, 0]]
     assert len(lengths) == 1
     assert sorted(found) == list(range(87, 110))
 
 
-def test_broken_images_of_a_stream(shards: Callable[..., DataConfig], train_loader: Build) -> None:
-    stream = open_data(shards(broken=True), seed=0)
+def test_unreadable_images_of_a_stream(shards: Callable[..., DataConfig], train_loader: Build) -> None:
+    stream = open_data(shards(corrupt=True), seed=0)
     with pytest.raises(UserError, match="image .* as read from .*: cannot be decoded"):
         list(train_loader(stream.train, end_step=10))
     loader = train_loader(stream.train, end_step=10, on_error="skip")
@@ -124,11 +124,11 @@ def test_broken_images_of_a_stream(shards: Callable[..., DataConfig], train_load
     assert len(loader.problems) >= 3
 
 
-def test_a_label_outside_the_classes_is_found_when_it_is_read(
+def test_label_outside_the_classes_is_found_when_it_is_read(
     shards: Callable[..., DataConfig], train_loader: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = open_data(shards(), seed=0)
-    object.__setattr__(stream.train, "num_classes", 2)
+    object.__setattr__(stream.train, "columns", Columns(("label",), ("a", "b")))
     with pytest.raises(UserError, match="has label 2, outside 0..1"):
         list(train_loader(stream.train))
 
@@ -136,11 +136,11 @@ def test_a_label_outside_the_classes_is_found_when_it_is_read(
 @pytest.mark.parametrize(
     ("splits", "changes", "message"),
     [
-        ({"train": (5,)}, {}, "has no validation split, and none can be held out of a stream"),
-        ({"train": (5,), "test": (5,)}, {"train_split": "train[:3]"}, "a stream has no slices"),
+        ({"train": (5,)}, {}, "has no validation split, and a stream cannot be split"),
+        ({"train": (5,), "test": (5,)}, {"train_split": "train[:3]"}, "streams cannot be sliced"),
     ],
 )
-def test_what_a_stream_cannot_do(
+def test_unsupported_stream_options_are_rejected(
     splits: dict[str, Any], changes: dict[str, Any], message: str, shards: Callable[..., DataConfig]
 ) -> None:
     source = shards(**splits).source
@@ -148,12 +148,22 @@ def test_what_a_stream_cannot_do(
         open_data(DataConfig(source=source, streaming=True, **changes), seed=0)
 
 
-def test_the_length_of_a_stream_may_be_unknown(stream: Data) -> None:
-    with pytest.raises(UserError, match="does not say how many images it has; use schedule.steps"):
+def test_stream_of_unknown_length(stream: Data) -> None:
+    with pytest.raises(UserError, match="the number of images of .* is unknown; use schedule.steps"):
         len(stream.train)
+    assert stream.info.images == 0
     assert choose_workers(DataConfig(), 1, stream.train) >= 1
 
 
-def test_a_stream_is_not_cached(stream: Data, tmp_path: Path) -> None:
+def test_stream_is_not_cached(stream: Data, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a stream cannot be cached"):
         with_cache(stream.train, DataConfig(cache="decoded", cache_dir=str(tmp_path)), img_size=(8, 8), in_chans=1)
+
+
+def test_stream_without_labels(shards: Callable[..., DataConfig], train_loader: Build) -> None:
+    stream = open_data(shards(), NoTarget(), seed=0)
+    assert stream.class_names == ()
+    assert stream.description.endswith("(streaming, an unknown number of training images)")
+    batches = list(train_loader(stream.train, augment=PLAIN, target=NoTarget()))
+    assert all(batch.target == {} for batch in batches)
+    assert len(set(levels(batches))) > 32

@@ -73,13 +73,15 @@ def test_rectangular_positions_are_resampled_by_proportion_or_by_the_grid_given(
     assert "pos_embed" in report.resized
 
 
-def test_a_run_knows_its_grid(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernel", ["kernel: auto", "attention: auto"], ids=["today", "earlier version"])
+def test_a_run_knows_its_grid(tmp_path: Path, kernel: str) -> None:
     """Eight patches and a class token are nine positions, which without the run's options look like three by three."""
     from timm.layers import resample_abs_pos_embed
 
     old = create_model("vit_mu", img_size=(16, 32))
     save(old, tmp_path / "model.safetensors")
-    (tmp_path / "config.yaml").write_text("model: {name: vit_mu, img_size: [16, 32]}\ndata: {source: synthetic}\n")
+    options = f"model: {{name: vit_mu, img_size: [16, 32], {kernel}}}\ndata: {{source: synthetic}}\n"
+    (tmp_path / "config.yaml").write_text(options)
     model = create_model("vit_mu", img_size=32)
     load_weights(model, tmp_path)
     torch.testing.assert_close(model.pos_embed, resample_abs_pos_embed(old.pos_embed, [4, 4], old_size=[2, 4]))

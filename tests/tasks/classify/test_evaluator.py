@@ -1,29 +1,43 @@
-"""Counting: every figure of an evaluation against its definition."""
+"""Every number of a classification evaluation against its definition, or scikit-learn."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
+from sklearn.metrics import confusion_matrix, precision_score, recall_score
 
 from vit_scale.tasks.classify.calibration import BINS, Calibration, bin_sums, from_sums
-from vit_scale.tasks.classify.evaluator import Evaluation, score
+from vit_scale.tasks.classify.evaluator import class_results
+from vit_scale.tasks.results import Table
 
 NAMES = ("ant", "bee", "cat", "dog", "eel", "fox")
 
 
-class Lookup(torch.nn.Module):
-    """Image i has logits i: the pixel is the number of the row."""
+class Collect:
+    """A `Show` that keeps everything."""
 
-    def __init__(self, logits: torch.Tensor):
-        super().__init__()
-        self.logits = logits
+    model = torch.nn.Identity()
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.logits[images.view(-1)]
+    def __init__(self) -> None:
+        self.tables: dict[str, Table] = {}
+        self.images: dict[str, Callable[[], Image.Image]] = {}
+        self.lines: list[str] = []
+
+    def table(self, table: Table) -> None:
+        self.tables[table.name] = table
+
+    def image(self, name: str, draw: Callable[[], Image.Image], **_: Any) -> None:
+        self.images[name] = draw
+
+    def info(self, text: str) -> None:
+        self.lines.append(text)
 
 
 @pytest.fixture
@@ -36,61 +50,86 @@ def labels() -> torch.Tensor:
     return torch.randint(0, len(NAMES), (50,), generator=torch.Generator().manual_seed(1))
 
 
-def run(logits: torch.Tensor, labels: torch.Tensor, relabel: torch.Tensor | None = None, batch: int = 16) -> Evaluation:
-    """In batches with padding of weight 0 at the end, as the loader makes them."""
-    batches = []
-    for start in range(0, len(labels), batch):
-        places = torch.arange(start, start + batch)
-        real = places < len(labels)
-        places = places.where(real, 0)
-        batches.append((places, labels[places].where(real, 0), real.float()))
-    cpu = torch.device("cpu")
-    return score(Lookup(logits), batches, lambda images: images, class_names=NAMES, device=cpu, relabel=relabel)
-
-
-def test_accuracy_and_loss_count_each_image_once_and_padding_never(logits: torch.Tensor, labels: torch.Tensor) -> None:
-    result = run(logits, labels)
-    assert result.images == 50
-    assert result.top1 == pytest.approx((logits.argmax(1) == labels).double().mean().item())
+@pytest.mark.parametrize("inspect", [False, True])
+def test_metrics_count_each_image_once_and_never_padding(logits, labels, evaluate, inspect: bool) -> None:
+    evaluator = evaluate(logits, labels, NAMES, inspect=inspect)
     best = logits.topk(5).indices
-    assert result.top5 == pytest.approx((best == labels[:, None]).any(1).double().mean().item())
-    assert result.loss == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-6)
+    assert evaluator.images == 50
+    assert evaluator.metrics() == pytest.approx(
+        {
+            "top1": (logits.argmax(1) == labels).double().mean().item(),
+            "top5": (best == labels[:, None]).any(1).double().mean().item(),
+            "loss": F.cross_entropy(logits.double(), labels).item(),
+        },
+        rel=1e-6,
+    )
 
 
-def test_confusion_has_true_classes_in_rows(logits: torch.Tensor, labels: torch.Tensor) -> None:
-    from sklearn.metrics import confusion_matrix
+def test_metrics_do_not_depend_on_the_batch_size(logits, labels, evaluate) -> None:
+    small, large = (evaluate(logits, labels, NAMES, batch=batch).metrics() for batch in (7, 64))
+    assert small == pytest.approx(large, rel=1e-12)
 
+
+def test_confusion_has_true_classes_in_rows(logits, labels, evaluate) -> None:
     expected = confusion_matrix(labels.numpy(), logits.argmax(1).numpy(), labels=range(len(NAMES)))
-    assert np.array_equal(run(logits, labels).confusion.numpy(), expected)
+    assert np.array_equal(evaluate(logits, labels, NAMES).confusion.matrix().numpy(), expected)
 
 
-def test_classes_have_recall_precision_and_their_worst_confusion(logits: torch.Tensor, labels: torch.Tensor) -> None:
-    from sklearn.metrics import precision_score, recall_score
-
-    result, predicted = run(logits, labels), logits.argmax(1)
+def test_class_results_match_scikit_learn(logits, labels, evaluate) -> None:
+    matrix, predicted = evaluate(logits, labels, NAMES).confusion.matrix(), logits.argmax(1)
     recall = recall_score(labels, predicted, average=None, labels=range(6))
     precision = precision_score(labels, predicted, average=None, labels=range(6), zero_division=0)
-    rows = result.classes()
+    rows = class_results(matrix, NAMES)
     assert [row.name for row in rows] == list(NAMES)
     assert [row.recall for row in rows] == pytest.approx(recall.tolist())
     assert [row.precision or 0 for row in rows] == pytest.approx(precision.tolist())
-    wrong = result.confusion[0].clone()
-    wrong[0] = 0
-    assert rows[0].mistaken_for == NAMES[int(wrong.argmax())]
+    errors = matrix[0].clone()
+    errors[0] = 0
+    assert rows[0].mistaken_for == NAMES[int(errors.argmax())]
 
 
-def test_a_class_without_images_has_no_accuracy(logits: torch.Tensor, labels: torch.Tensor) -> None:
-    row = run(logits, labels.clamp(max=4)).classes()[5]
+def test_class_without_images_has_no_recall(logits, labels, evaluate) -> None:
+    matrix = evaluate(logits, labels.clamp(max=4), NAMES).confusion.matrix()
+    row = class_results(matrix, NAMES)[5]
     assert (row.images, row.recall, row.mistaken_for) == (0, None, None)
 
 
-def test_labels_are_the_models_after_relabelling(logits: torch.Tensor, labels: torch.Tensor) -> None:
-    order = torch.tensor([3, 1, 0, 5, 4, 2])
-    inverse = order.argsort()
-    assert torch.equal(run(logits, inverse[labels], relabel=order).confusion, run(logits, labels).confusion)
+def test_report_has_class_table_matrix_figures_and_calibration(logits, labels, evaluate) -> None:
+    out = Collect()
+    evaluator = evaluate(logits, labels, NAMES)
+    numbers = evaluator.report(out)
+    assert out.tables["classes"].columns == ["name", "images", "recall", "precision", "mistaken_for"]
+    assert sum(row[1] for row in out.tables["classes"].rows) == numbers["images"] == 50
+    assert out.tables["confusion"].matrix
+    assert sum(map(sum, out.tables["confusion"].rows)) == 50
+    assert set(out.images) == {"confusion", "reliability"}
+    assert numbers["calibration_error"] == evaluator.calibration.error
+    assert "ECE, 15 bins" in evaluator.notes()["calibration"]
 
 
-def test_calibration_error_is_its_definition(logits: torch.Tensor, labels: torch.Tensor) -> None:
+def test_show_has_confusion_and_misclassified_images(logits, labels, evaluate) -> None:
+    out = Collect()
+    evaluate(logits, labels, NAMES).show(out)
+    assert set(out.tables) == {"confusion"}
+    assert set(out.images) == {"mistakes"}, "an identity has no attention maps"
+    assert min(out.images["mistakes"]().size) > 100
+
+
+def test_failing_attention_maps_are_reported_and_do_not_raise(logits, labels, evaluate, monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such block\nmore")
+
+    monkeypatch.setattr("vit_scale.tasks.classify.evaluator.attention_maps", fail)
+    out = Collect()
+    evaluate(logits, labels, NAMES).show(out)
+    assert out.lines == ["No attention maps: no such block. Training continues."]
+    assert "confusion" in out.tables
+
+
+# ------------------------------------------------------------------------------------------------------- calibration
+
+
+def test_calibration_error_matches_its_definition(logits, labels, evaluate) -> None:
     probability, predicted = logits.softmax(1).max(1)
     expected = 0.0
     for i in range(BINS):
@@ -98,23 +137,23 @@ def test_calibration_error_is_its_definition(logits: torch.Tensor, labels: torch
         if inside.any():
             gap = (predicted == labels)[inside].double().mean() - probability[inside].double().mean()
             expected += abs(gap.item()) * inside.double().mean().item()
-    assert run(logits, labels).calibration.error == pytest.approx(expected, abs=1e-6)
+    assert evaluate(logits, labels, NAMES).calibration.error == pytest.approx(expected, abs=1e-6)
 
 
-def test_certain_predictions_fall_into_the_last_bin_and_none_is_lost() -> None:
+def test_probabilities_0_and_1_fall_into_the_outer_bins() -> None:
     sums = bin_sums(torch.tensor([0.0, 0.05, 1.0]), torch.tensor([True, True, False]), torch.ones(3).double())
     assert sums[0].tolist() == [2, *[0] * 13, 1]
 
 
 @pytest.mark.parametrize(
-    ("confidence", "hits", "said"),
-    [(90, 90, "taken at its word"), (95, 60, "35.0 points more confident"), (60, 95, "35.0 points less confident")],
+    ("confidence", "hits", "text"),
+    [(90, 90, "well calibrated"), (95, 60, "35.0 points above accuracy"), (60, 95, "35.0 points below accuracy")],
 )
-def test_the_note_says_which_way_a_model_errs(confidence: float, hits: float, said: str) -> None:
-    calibration = Calibration([100.0], [confidence], [hits])
-    assert said in calibration.note()
-    assert "100 images a rough figure" in calibration.note()
+def test_calibration_note_has_the_direction_of_the_error(confidence: float, hits: float, text: str) -> None:
+    note = Calibration([100.0], [confidence], [hits]).note()
+    assert text in note
+    assert "a rough estimate, from 100 images" in note
 
 
-def test_no_images_are_no_error() -> None:
+def test_calibration_without_images_has_a_finite_error() -> None:
     assert not math.isnan(from_sums(torch.zeros(3, BINS)).error)

@@ -1,4 +1,4 @@
-"""Pictures that can be read, whatever the number of classes."""
+"""Figures are legible for any number of classes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def diagonal(classes: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("classes", [1, 10, 1000])
-def test_a_confusion_matrix_of_any_size_has_room(classes: int, tmp_path: Path) -> None:
+def test_confusion_matrix_of_any_size_is_legible(classes: int, tmp_path: Path) -> None:
     confusion = diagonal(classes) if classes > 1 else np.array([[5]])
     figure = confusion_figure(confusion, [f"class number {i}" for i in range(classes)], "title")
     save_figure(figure, tmp_path / "c.png")
@@ -28,29 +28,29 @@ def test_a_confusion_matrix_of_any_size_has_room(classes: int, tmp_path: Path) -
     assert height >= 2 * classes, "a cell is at least two pixels"
 
 
-def test_few_classes_have_their_counts_in_the_cells() -> None:
+def test_few_classes_have_counts_in_cells() -> None:
     texts = {text.get_text() for text in confusion_figure(diagonal(10), list("abcdefghij"), "").axes[0].texts}
     assert texts == {"9", "7"}
 
 
-def test_of_many_classes_the_worst_confusions_are_named() -> None:
+def test_worst_errors_of_many_classes_are_labeled() -> None:
     figure = confusion_figure(diagonal(200), [f"c{i}" for i in range(200)], "")
-    assert [text.get_text() for text in figure.axes[0].texts] == ["c0 taken for c1, 44 %"]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["c0 confused with c1, 44%"]
 
 
-def test_every_class_is_named_up_to_a_hundred() -> None:
+def test_up_to_100_classes_are_labeled() -> None:
     figure = confusion_figure(diagonal(100), [f"c{i}" for i in range(100)], "")
     assert len(figure.axes[0].get_yticklabels()) == 100
 
 
-def test_reliability_shows_accuracy_by_bin() -> None:
+def test_reliability_shows_accuracy_per_bin() -> None:
     figure = reliability_figure(Calibration([0, 10], [0, 9], [0, 6]), "title")
     assert [bar.get_height() for bar in figure.axes[0].patches] == [0.6]
-    assert "30.00 %" in figure.axes[0].get_title(loc="left")
+    assert "30.00%" in figure.axes[0].get_title(loc="left")
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_attention_lies_over_the_image(channels: int, tmp_path: Path) -> None:
+def test_attention_map_is_drawn_over_the_image(channels: int, tmp_path: Path) -> None:
     pixels = np.zeros((32, 32, channels), np.uint8)
     attention = np.zeros((4, 4))
     attention[0, 3] = 1

@@ -15,6 +15,9 @@ from vit_scale.data.images.jpeg import Box
 Row = Sequence[float]
 Size = tuple[int, int]
 """height, width"""
+Padding = tuple[int, int, int, int]
+"""left, top, right, bottom"""
+NO_PADDING: Padding = (0, 0, 0, 0)
 
 _CROP_ATTEMPTS = 10
 # The slots of a row.
@@ -37,7 +40,7 @@ class Geometry(NamedTuple):
     """Size of the image that `box` refers to."""
     box: Box
     """left, top, right, bottom"""
-    padding: tuple[int, int, int, int]
+    padding: Padding
     """Pixels added to the resized box at left, top, right and bottom; a negative number crops."""
     size: Size
     """Size of the result."""
@@ -58,7 +61,10 @@ def draw_geometry(image: Size, size: Size, augment: AugmentConfig, u: Row) -> Ge
     filter_name = augment.interpolation
     if filter_name == "random":
         filter_name = "bicubic" if u[_FILTER] < 0.5 else "bilinear"
-    box, padding = _draw_crop(image, size, augment, u)
+    if augment.crop == "random_resized":
+        box, padding = random_resized_box(image[0], image[1], augment, u), NO_PADDING
+    else:
+        box, padding = _draw_place(image, size, augment, u)
     return Geometry(image, box, padding, size, u[_HFLIP] < augment.hflip, u[_VFLIP] < augment.vflip, filter_name)
 
 
@@ -93,9 +99,8 @@ def shorter_side_size(height: int, width: int, side: Size) -> Size:
     return max(side[0], int(side[1] * height / width)), side[1]
 
 
-def _draw_crop(image: Size, size: Size, augment: AugmentConfig, u: Row) -> tuple[Box, tuple[int, int, int, int]]:
-    if augment.crop == "random_resized":
-        return random_resized_box(*image, augment, u), (0, 0, 0, 0)
+def _draw_place(image: Size, size: Size, augment: AugmentConfig, u: Row) -> tuple[Box, Padding]:
+    """Resize the image to cover the size, then take the center or a random place."""
     box, resized = _cover(image, size)
     if augment.crop == "none":
         return box, _center(resized, size)
@@ -113,10 +118,10 @@ def _cover(image: Size, side: Size) -> tuple[Box, Size]:
     return (left, top, left + w, top + h), shorter_side_size(h, w, side)
 
 
-def _center(resized: Size, size: Size) -> tuple[int, int, int, int]:
+def _center(resized: Size, size: Size) -> Padding:
     return _padding(resized, size, round((resized[0] - size[0]) / 2), round((resized[1] - size[1]) / 2))
 
 
-def _padding(resized: Size, size: Size, top: int, left: int) -> tuple[int, int, int, int]:
+def _padding(resized: Size, size: Size, top: int, left: int) -> Padding:
     """Return the padding that starts the result at (top, left) of the resized box."""
     return -left, -top, left + size[1] - resized[1], top + size[0] - resized[0]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from vit_scale.data.augment.color_ops import Planes, is_small
-from vit_scale.data.augment.geometry import Geometry
+from vit_scale.data.augment.geometry import NO_PADDING, Geometry
 from vit_scale.data.images.decode import LazyImage
 from vit_scale.data.images.jpeg import Pixels
 
@@ -20,10 +20,11 @@ def crop_image(image: LazyImage, geometry: Geometry, border: str, oversampling: 
     `border` is what padding shows: the mirrored image (`reflect`) or `black`. A file may be decoded at a smaller scale
     that has at least `oversampling` times the height and width of the resized box.
     """
-    height, width = geometry.resized
-    pixels = image.crop(geometry.box, (oversampling * height, oversampling * width))
-    x = resize(pixels, (height, width), geometry.filter)
-    return _pad(x, geometry, border) if any(geometry.padding) else x
+    padded = geometry.padding != NO_PADDING
+    size = geometry.resized if padded else geometry.size
+    pixels = image.crop(geometry.box, (oversampling * size[0], oversampling * size[1]))
+    x = resize(pixels, size, geometry.filter)
+    return _pad(x, geometry, border) if padded else x
 
 
 def resize(pixels: Pixels, size: tuple[int, int], filter_name: str) -> Planes:

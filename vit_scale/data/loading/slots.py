@@ -37,7 +37,7 @@ class BlockSpec(NamedTuple):
 
 
 class SlotRing:
-    """As many slots as batches can be in progress at a time, plus spare ones for each worker.
+    """As many slots as batches can be in progress at a time, plus spare ones per worker.
 
     Worker `k % workers` builds batch `k` in slot `k % len(ring)`. It starts on batch `k + workers * PREFETCH` when
     batch `k` is returned, so a slot is not overwritten until `reserved` later batches have been returned.

@@ -1,4 +1,4 @@
-// Draws the figures of the page, and draws them again when a run is hidden, the axis is switched or the slider moves.
+// Draws the figures of the page, and redraws them when a run is hidden, the axis is switched or the slider moves.
 "use strict";
 
 const figures = JSON.parse(document.getElementById("figures").textContent);
@@ -7,7 +7,7 @@ const slider = document.getElementById("smoothing");
 const axisMenu = document.getElementById("axis");
 const hidden = new Set();
 
-/** Moving average whose start is not pulled towards zero; gaps stay gaps. */
+/** Moving average without a bias towards zero at the start; gaps are preserved. */
 function smoothed(values, weight) {
   let sum = 0, total = 0;
   return values.map((value) => {
@@ -18,7 +18,7 @@ function smoothed(values, weight) {
   });
 }
 
-/** A trace as it is drawn now: the smoothed curve over a faint one of what was logged, or the latter alone. */
+/** The traces to draw for a curve: the smoothed values over the logged ones, or the logged ones only. */
 function tracesOf(trace) {
   const { run, smooth, x } = trace.meta;
   const axis = axisMenu.value;
@@ -33,7 +33,7 @@ function tracesOf(trace) {
 function colors() {
   const style = getComputedStyle(document.body);
   const of = (name) => style.getPropertyValue(name).trim();
-  return { text: of("--text"), quiet: of("--quiet"), grid: of("--line"), paper: of("--card"), right: of("--right"), wrong: of("--wrong") };
+  return { text: of("--text"), quiet: of("--quiet"), grid: of("--line"), paper: of("--card"), correct: of("--correct"), error: of("--error") };
 }
 
 function baseLayout() {
@@ -47,7 +47,7 @@ function baseLayout() {
     margin: { l: 48, r: 12, t: 8, b: 40 },
     showlegend: false,
     hoverlabel: { bgcolor: paper, bordercolor: grid, font: { color: text, size: 12 }, namelength: -1 },
-    // A finger on a plot scrolls the page; a mouse selects what to look at closer.
+    // On touch screens dragging scrolls the page; with a mouse it zooms.
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     xaxis: { ...axis },
     yaxis: { ...axis },
@@ -79,17 +79,17 @@ function xaxisOf(name, title) {
 function curvesNow(figure) {
   const layout = merged(baseLayout(), figure.layout);
   layout.hovermode = "x unified";
-  layout.uirevision = axisMenu.value; // a zoom outlives smoothing, not another axis
+  layout.uirevision = axisMenu.value; // smoothing preserves the zoom, switching the axis resets it
   Object.assign(layout.xaxis, xaxisOf(axisMenu.value, figure.layout.meta.axes[axisMenu.value]));
   return [figure.data.flatMap(tracesOf), layout];
 }
 
 function matrixNow(figure) {
-  const { paper, right, wrong } = colors();
+  const { paper, correct, error } = colors();
   const layout = merged(baseLayout(), figure.layout);
   layout.margin = { l: 60, r: 8, t: 8, b: 56 };
   for (const axis of [layout.xaxis, layout.yaxis]) Object.assign(axis, { showgrid: false, showline: false });
-  return [figure.data.map((trace) => ({ ...trace, colorscale: [[0, wrong], [0.5, paper], [1, right]] })), layout];
+  return [figure.data.map((trace) => ({ ...trace, colorscale: [[0, error], [0.5, paper], [1, correct]] })), layout];
 }
 
 function draw() {

@@ -23,9 +23,9 @@ class Classification(Task):
 
     name = "classify"
     metrics = (
-        Metric("top1", "top-1"),
-        Metric("top5", "top-5", brief=False),
-        Metric("loss", "loss", higher=False, percent=False),
+        Metric("top1", "top-1", title="Top-1 accuracy"),
+        Metric("top5", "top-5", brief=False, title="Top-5 accuracy"),
+        Metric("loss", "loss", higher=False, percent=False, title="Loss"),
     )
 
     def __init__(self, config: Config, info: DataInfo, plan: Plan | None = None) -> None:

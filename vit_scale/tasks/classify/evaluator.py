@@ -83,7 +83,8 @@ class ClassificationEvaluator(Evaluator):
         matrix, images = self.confusion.matrix(), self.images
         rows = [list(asdict(row).values()) for row in class_results(matrix, self.names)]
         columns = [field.name for field in fields(ClassResult)]
-        out.table(Table("classes", "Results per class", columns, rows, weakest="recall"))
+        fractions = ["recall", "precision"]
+        out.table(Table("classes", "Results per class", columns, rows, weakest="recall", percent=fractions))
         out.table(Table("confusion", "Confusion matrix", list(self.names), matrix.tolist(), matrix=True))
         title = f"top-1 {percent(self.metrics()['top1'])} of {images:,} images"
         self._show_figures(out, matrix, title)

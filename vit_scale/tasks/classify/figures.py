@@ -93,7 +93,7 @@ def _circle_worst(axes: Any, confusion: np.ndarray, shares: np.ndarray, class_na
 
 
 def reliability_figure(calibration: Calibration, title: str) -> Figure:
-    """Accuracy over confidence, bin by bin, beside the diagonal that a calibrated model follows; below, how many."""
+    """Plot accuracy over confidence per bin with the diagonal of a calibrated model, and the bin sizes below."""
     figure, (axes, below) = _figure((5.5, 6), rows=2, height_ratios=(3, 1), sharex=True)
     counts, hits = np.array(calibration.counts, float), np.array(calibration.hits, float)
     edges = np.linspace(0, 1, len(counts) + 1)
@@ -113,7 +113,7 @@ def reliability_figure(calibration: Calibration, title: str) -> Figure:
 
 
 def attention_figure(pixels_HWC: np.ndarray, attention_HW: np.ndarray, title: str) -> Figure:
-    """An image beside the same image under where the model looks."""
+    """Plot an image next to the same image under its attention map."""
     figure, (left, right) = _figure((7, 3.9), columns=2)
     shown = pixels_HWC[:, :, 0] if pixels_HWC.shape[2] == 1 else pixels_HWC
     height, width = pixels_HWC.shape[:2]

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 
 
 def classification_loss(kind: str, logits_BC: torch.Tensor, targets_BC: torch.Tensor) -> torch.Tensor:
-    """Mean loss over images. `targets_BC` are probabilities (mixing and smoothing are already in them).
+    """Return the mean loss over images. `targets_BC` are probabilities after mixing and label smoothing.
 
-    `binary` asks of each class on its own whether it is there, as in DeiT III: any class with a share in the target
-    counts as present, and the mean is over classes too.
+    `binary` is one binary decision per class, as in DeiT III: every class with a nonzero target is treated as present,
+    and the mean is over classes too.
     """
     logits_BC = logits_BC.float()
     if kind == "binary":

@@ -1,8 +1,8 @@
-"""Muon (Jordan et al., 2024): momentum whose matrices are made orthogonal; AdamW for all that is no matrix of a block.
+"""Muon (Jordan et al., 2024): orthogonalized momentum for the matrices of blocks, AdamW for all other parameters.
 
-torch's and timm's Muon iterate in bf16, which some processors that announce it cannot run; here a CPU iterates in fp32.
-Matrices of the same shape, such as those of all blocks, are taken together. Where several processes train the same
-weights, each makes its share of the matrices orthogonal and they exchange them.
+torch's and timm's Muon iterate in bf16, which crashes on some CPUs that advertise it; here a CPU iterates in fp32.
+Matrices of the same shape, such as those of all blocks, are batched. If several processes train the same weights, each
+orthogonalizes its part of the matrices, and they exchange the results.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-# Coefficients of the quintic iteration, by Keller Jordan: they lift small singular values fast and leave all of them
-# between about 0.7 and 1.2.
+# Coefficients of the quintic iteration, by Keller Jordan: they increase small singular values quickly and bring all of
+# them between about 0.7 and 1.2.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ITERATIONS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """Groups with `matrices` true take Muon's step, the others AdamW's.
+    """Groups with `matrices` set take Muon steps, all others AdamW steps.
 
-    A step of a matrix has the size that AdamW's typically has (Liu et al., 2025, arXiv:2502.16982: 0.2 x the root of
-    its longer side), so that learning rates of AdamW are a good start.
+    Steps are scaled to the typical size of AdamW steps (Liu et al., 2025, arXiv:2502.16982: 0.2 x the square root of
+    the longer side), so that learning rates of AdamW are a good starting point.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update; gradients are taken as they are."""
+        """Take one step with the current gradients."""
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if group["matrices"]:
@@ -62,7 +62,7 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_add_(alike, list(directions.to(alike[0].dtype).unbind()), alpha=size)
 
     def _nesterov(self, p: Tensor, momentum: float) -> Tensor:
-        """The gradient with momentum, looking ahead."""
+        """Return the gradient with Nesterov momentum."""
         assert p.grad is not None
         state = self.state[p]
         if "momentum_buffer" not in state:
@@ -95,21 +95,21 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal_together(matrices: Tensor) -> Tensor:
-    """`orthogonal` of matrices [K, rows, columns] that all processes have alike, the work shared among them."""
+    """Return `orthogonal` of matrices [K, rows, columns] that are the same on all processes, which split the work."""
     world = dist.get_world_size() if dist.is_initialized() else 1
     if world == 1:
         return orthogonal(matrices)
-    share = -(-len(matrices) // world)
-    # Those beyond the end are the first ones again: every process must give equally many.
-    own = torch.arange(dist.get_rank() * share, (dist.get_rank() + 1) * share, device=matrices.device) % len(matrices)
+    part = -(-len(matrices) // world)
+    # Indices past the end wrap around: every process must contribute equally many.
+    own = torch.arange(dist.get_rank() * part, (dist.get_rank() + 1) * part, device=matrices.device) % len(matrices)
     done = orthogonal(matrices[own]).contiguous()
-    found = torch.empty(world * share, *matrices.shape[1:], dtype=done.dtype, device=done.device)
+    found = torch.empty(world * part, *matrices.shape[1:], dtype=done.dtype, device=done.device)
     dist.all_gather_into_tensor(found, done)
     return found[: len(matrices)]
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """The nearest orthogonal matrices [K, rows, columns], roughly: all singular values between about 0.7 and 1.2."""
+    """Return roughly the nearest orthogonal matrices [K, rows, columns]: singular values between about 0.7 and 1.2."""
     x = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
     tall = x.shape[1] > x.shape[2]
     if tall:

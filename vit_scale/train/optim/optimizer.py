@@ -1,4 +1,4 @@
-"""Parameter groups (weight decay, layer-wise learning rate) and the optimiser built on them."""
+"""Parameter groups (weight decay, layer-wise learning rate) and the optimizer built from them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from vit_scale.kernels.startup import without_compiler
 from vit_scale.models.interface import full_shape
 from vit_scale.train.optim.muon import Muon
 
-# Optimisers that treat each number on its own. ZeRO hands them pieces of flattened layers, which makes no difference
-# to these; one that looks at whole layers, such as LAMB or Muon, would take other steps than under DDP.
+# Elementwise optimizers. ZeRO passes pieces of flattened layers, which makes no difference to them; an optimizer that
+# uses whole layers, such as LAMB or Muon, would take different steps than under DDP.
 ELEMENTWISE = {"adam", "adamw", "nadam", "nadamw", "radam", "radamw", "adamax", "lion", "sgd", "momentum", "rmsprop"}
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    """Groups of equal weight decay and learning-rate scale, in a stable order.
+    """Return groups of equal weight decay and learning-rate scale, in a stable order.
 
-    Vectors (biases, norms, LayerScale) and what the model names in `no_weight_decay()` (tokens, position embeddings)
-    are not decayed. `lr_scale` is layer_decay to the number of layers above. For Muon the matrices of blocks are apart,
-    and all else has the share of the learning rate that optim.adamw_lr is of it.
+    Vectors (biases, norms, LayerScale) and the parameters in `model.no_weight_decay()` (tokens, position embeddings)
+    are not decayed. `lr_scale` is layer_decay to the power of the number of layers above. With Muon, the matrices of
+    blocks are in separate groups, and all other groups are scaled by optim.adamw_lr / optim.lr.
     """
     undecayed: set[str] = model.no_weight_decay()  # type: ignore[operator]
     groups: dict[tuple[float, float, bool], dict[str, Any]] = {}
@@ -47,7 +47,7 @@ def _lr_scale(model: nn.Module, name: str, layer_decay: float) -> float:
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """AdamW (fused), SGD, Muon, or any optimiser of timm by its name there."""
+    """Return AdamW (fused), SGD, Muon, or any timm optimizer by name."""
     groups = parameter_groups(model, config)
     if config.name == "adamw":
         return without_compiler(torch.optim.AdamW)(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
@@ -79,11 +79,11 @@ def _timm_optimizer(groups: list[dict[str, Any]], config: OptimConfig) -> torch.
 
 
 def check_optimizer(name: str, strategy: str) -> None:
-    """Raise `UserError` for a name that nobody knows, or one that `strategy` would change the meaning of."""
+    """Raise `UserError` for an unknown name, or an optimizer that would take different steps with `strategy`."""
     _check_name(name)
     if strategy.startswith("zero") and name not in ELEMENTWISE:
         raise UserError(
-            f"optim.name = {name!r}: looks at whole layers, which parallel.strategy = {strategy!r} cuts into pieces.\n"
+            f"optim.name = {name!r}: needs whole layers, which parallel.strategy = {strategy!r} shards.\n"
             f"Use parallel.strategy=ddp, or one of {', '.join(sorted(ELEMENTWISE))}."
         )
 
@@ -95,11 +95,11 @@ def _check_name(name: str) -> None:
 
     known = [*map(str, list_optimizers()), "adamw", "sgd"]
     if name not in known:
-        hint = did_you_mean(name, known, n=3) or "adamw, lamb, sgd, or a name of timm.optim"
-        raise UserError(f"optim.name = {name!r}: there is no such optimiser; {hint}")
+        hint = did_you_mean(name, known, n=3) or "use adamw, lamb, sgd, muon or any optimizer in timm.optim"
+        raise UserError(f"optim.name = {name!r}: unknown optimizer; {hint}")
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give each group its share of `lr`. A rate that is a tensor (capturable optimisers) is filled in place."""
+    """Set the learning rate of each group to `lr` times its `lr_scale`."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]
