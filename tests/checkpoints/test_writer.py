@@ -131,18 +131,18 @@ CORRUPTION = {
 @pytest.mark.parametrize("corrupt", CORRUPTION, ids=lambda corrupt: corrupt.__name__)
 def test_corrupt_checkpoint_is_skipped_for_the_one_before(stopped: Path, corrupt: Callable[[Path], None]) -> None:
     corrupt(stopped / "checkpoints" / "step-00000006")
-    found, said = latest_valid_checkpoint(stopped)
+    found, messages = latest_valid_checkpoint(stopped)
     assert found == stopped / "checkpoints" / "step-00000004"
-    assert CORRUPTION[corrupt] in said[0]
-    assert said[1] == "Steps 5-6 will be rerun."
+    assert CORRUPTION[corrupt] in messages[0]
+    assert messages[1] == "Steps 5-6 will be rerun."
 
 
 def test_run_without_valid_checkpoint_restarts_with_a_message(stopped: Path) -> None:
     for checkpoint in list_checkpoints(stopped / "checkpoints"):
         truncate(checkpoint)
-    found, said = latest_valid_checkpoint(stopped)
+    found, messages = latest_valid_checkpoint(stopped)
     assert found is None
-    assert said[-1] == "Steps 1-6 will be rerun."
+    assert messages[-1] == "Steps 1-6 will be rerun."
 
 
 def test_resume_after_corruption_ends_with_the_same_weights(
@@ -151,9 +151,9 @@ def test_resume_after_corruption_ends_with_the_same_weights(
     flip_a_byte(stopped / "checkpoints" / "step-00000006")
     (stopped / "checkpoints" / ".partial-00000007-0badcafe").mkdir()
     assert train(stopped, "run.log_every=1", "run.keep=5") == 0, "options that may change"
-    said = capsys.readouterr().out
-    assert "Skipping invalid checkpoint step-00000006: model.safetensors does not match its checksum." in said
-    assert "(step 4/8)" in said
+    output = capsys.readouterr().out
+    assert "Skipping invalid checkpoint step-00000006: model.safetensors does not match its checksum." in output
+    assert "(step 4/8)" in output
     assert_same_weights(stopped, runs / "complete")
     names = {path.name for path in (stopped / "checkpoints").iterdir()}
     assert names == {"step-00000004", "step-00000006", "step-00000008", "unused-step-00000006"}

@@ -71,7 +71,7 @@ class Trainer:
     def log(self, folder: Path) -> Path:
         return self.top / f"{folder.name}.log"
 
-    def said(self, folder: Path) -> str:
+    def output(self, folder: Path) -> str:
         return self.log(folder).read_text()
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ def trainer(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tr
 @pytest.fixture(scope="module")
 def reference(trainer: Trainer) -> Path:
     """One process, never interrupted."""
-    assert trainer.train(trainer.top / "reference", LONG) == 0, trainer.said(trainer.top / "reference")
+    assert trainer.train(trainer.top / "reference", LONG) == 0, trainer.output(trainer.top / "reference")
     return trainer.top / "reference"
 
 
@@ -108,7 +108,7 @@ def reference(trainer: Trainer) -> Path:
 def reference_of_two(trainer: Trainer) -> Path:
     """Two processes, never interrupted."""
     folder = trainer.top / "reference-of-two"
-    assert [status(process) for process in trainer.start_two(folder, SHORT)] == [0, 0], trainer.said(folder)
+    assert [status(process) for process in trainer.start_two(folder, SHORT)] == [0, 0], trainer.output(folder)
     return folder
 
 
@@ -157,13 +157,13 @@ def test_run_killed_20_times_ends_with_the_weights_of_an_uninterrupted_run(train
     folder, draw = trainer.top / "killed", random.Random(0)
     options = [LONG, "run.save_every=1"]
     killed_while_saving = sum(kill_at_random([trainer.start(folder, *options)], folder, draw) for _ in range(KILLS))
-    assert trainer.train(folder, *options) == 0, trainer.said(folder)
+    assert trainer.train(folder, *options) == 0, trainer.output(folder)
     assert killed_while_saving >= 5
     assert_same_weights(folder, reference)
     assert not is_saving(folder), "no partial checkpoints are left"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "train/loss" in line] == list(range(10, 151, 10)), "each is logged once"
-    assert "Traceback" not in trainer.said(folder)
+    assert "Traceback" not in trainer.output(folder)
 
 
 def test_two_processes_killed_5_times_end_with_the_weights_of_an_uninterrupted_run(
@@ -173,7 +173,7 @@ def test_two_processes_killed_5_times_end_with_the_weights_of_an_uninterrupted_r
     options = [SHORT, "run.save_every=1"]
     for _ in range(KILLS_OF_TWO):
         kill_at_random(trainer.start_two(folder, *options), folder, draw)
-    assert [status(process) for process in trainer.start_two(folder, *options)] == [0, 0], trainer.said(folder)
+    assert [status(process) for process in trainer.start_two(folder, *options)] == [0, 0], trainer.output(folder)
     assert_same_weights(folder, reference_of_two)
     assert not is_saving(folder), "no partial checkpoints are left"
 
@@ -183,17 +183,17 @@ def test_two_processes_killed_5_times_end_with_the_weights_of_an_uninterrupted_r
 def test_rank_failure_ends_the_other_ranks_with_instructions_to_resume(
     trainer: Trainer, fault: signal.Signals, victim: int
 ) -> None:
-    folder = trainer.top / f"lost-{fault.name}-{victim}"
+    folder = trainer.top / f"failed-{fault.name}-{victim}"
     seconds = 3 if fault == signal.SIGSTOP else 600
     processes = trainer.start_two(folder, ENDLESS, "run.save_every=1", f"parallel.timeout_seconds={seconds}")
     wait_until(lambda: newest_step(folder) >= 2, processes)
     os.kill(processes[victim].pid, fault)  # type: ignore[arg-type]
-    assert status(processes[1 - victim]) == RANK_FAILURE_EXIT_CODE, trainer.said(folder)
-    said = trainer.said(folder)
-    assert f"error: rank {1 - victim} of 2: another rank exited or did not respond" in said
-    assert f"parallel.timeout_seconds = {seconds}" in said
-    assert "Rerun the same command to resume after step" in said
-    assert "Traceback" not in said
+    assert status(processes[1 - victim]) == RANK_FAILURE_EXIT_CODE, trainer.output(folder)
+    output = trainer.output(folder)
+    assert f"error: rank {1 - victim} of 2: another rank exited or did not respond" in output
+    assert f"parallel.timeout_seconds = {seconds}" in output
+    assert "Rerun the same command to resume after step" in output
+    assert "Traceback" not in output
     assert latest_valid_checkpoint(folder)[0] is not None
 
 
@@ -217,12 +217,12 @@ def test_run_resumes_after_sigterm_to_all_processes_of_a_job(trainer: Trainer, r
     process = trainer.start(folder, *options, "run.log_every=1")
     wait_until(lambda: (folder / "metrics.jsonl").exists(), [process])
     os.killpg(process.pid, signal.SIGTERM)  # type: ignore[arg-type]
-    assert status(process) == 143, trainer.said(folder)
-    assert "Received SIGTERM: stopped after step" in trainer.said(folder)
-    assert "Rerun the same command to resume." in trainer.said(folder)
+    assert status(process) == 143, trainer.output(folder)
+    assert "Received SIGTERM: stopped after step" in trainer.output(folder)
+    assert "Rerun the same command to resume." in trainer.output(folder)
     stopped = newest_step(folder)
-    assert trainer.train(folder, *options) == 0, trainer.said(folder)
-    assert f"(step {stopped}/150)" in trainer.said(folder)
+    assert trainer.train(folder, *options) == 0, trainer.output(folder)
+    assert f"(step {stopped}/150)" in trainer.output(folder)
     assert_same_weights(folder, reference)
 
 
@@ -234,11 +234,11 @@ def test_full_disk_while_saving_does_not_stop_training_and_is_reported(trainer: 
     process.terminate()
     assert status(process) == 143
     before = list_checkpoints(folder / "checkpoints")
-    assert trainer.train(folder, LONG, "run.save_every=10", largest_file=200_000) == 0, trainer.said(folder)
-    said = trainer.said(folder)
-    assert "could not be saved: " in said
-    assert "0.1 MB are missing" in said
-    assert "Training continues." in said
+    assert trainer.train(folder, LONG, "run.save_every=10", largest_file=200_000) == 0, trainer.output(folder)
+    output = trainer.output(folder)
+    assert "could not be saved: " in output
+    assert "0.1 MB are missing" in output
+    assert "Training continues." in output
     assert list_checkpoints(folder / "checkpoints") == before
     assert all(checkpoint_error(checkpoint) is None for checkpoint in before)
     assert not is_saving(folder), "partial checkpoints take no disk space"
@@ -248,8 +248,8 @@ def test_full_disk_while_saving_does_not_stop_training_and_is_reported(trainer: 
 def test_full_disk_for_final_weights_is_reported_and_fixed_by_a_rerun(trainer: Trainer) -> None:
     folder = trainer.top / "no-room"
     assert trainer.train(folder, "schedule.steps=3", largest_file=50_000) == 2
-    assert "model.safetensors could not be written" in trainer.said(folder)
-    assert "Traceback" not in trainer.said(folder)
+    assert "model.safetensors could not be written" in trainer.output(folder)
+    assert "Traceback" not in trainer.output(folder)
     assert trainer.train(folder, "schedule.steps=3") == 0
     assert (folder / "model.safetensors").exists()
 
@@ -258,18 +258,18 @@ def test_diverged_run_stops_with_its_numbers_and_resumes_from_before(trainer: Tr
     folder = trainer.top / "poisoned"
     options = [LONG, "run.max_skipped_steps=7", "run.log_every=1", "run.save_every=2", "run.keep=1"]
     assert trainer.train(folder, *options, poison_from=9) == 2
-    said = trainer.said(folder)
-    assert "non-finite loss or gradient for 7 consecutive steps (10-16): learning rate" in said
-    assert "gradient norm nan (last finite:" in said
-    assert "weight norm" in said
-    assert "last checkpoint from before it: " in said
-    assert "Traceback" not in said
+    output = trainer.output(folder)
+    assert "non-finite loss or gradient for 7 consecutive steps (10-16): learning rate" in output
+    assert "gradient norm nan (last finite:" in output
+    assert "weight norm" in output
+    assert "last checkpoint from before it: " in output
+    assert "Traceback" not in output
     good = folder / "checkpoints" / "step-00000008"
-    assert f"{good}." in said
+    assert f"{good}." in output
     assert checkpoint_error(good) is None
     kept = load_file(good / "model.safetensors")
     last = load_file(folder / "checkpoints" / "step-00000014" / "model.safetensors")
     assert all(tensor.isfinite().all() for tensor in last.values())
     assert kept.keys() == last.keys()
-    assert trainer.train(folder, *options, f"run.resume={good}") == 0, trainer.said(folder)
+    assert trainer.train(folder, *options, f"run.resume={good}") == 0, trainer.output(folder)
     assert_same_weights(folder, reference)

@@ -1,12 +1,28 @@
-"""The micro batch: the largest that fits, of those the fastest, and halved rather than failing."""
+"""The micro-batch: the fastest size that fits, halved rather than failing, and found without a trace."""
 
 from __future__ import annotations
 
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import vit_scale
-from vit_scale.train.micro_batch import choose_micro_batch, trial_on_device
+from vit_scale.data.batch import Batch
+from vit_scale.errors import UserError
+from vit_scale.strategies.replicated import PlainEngine
+from vit_scale.tasks.task import Inputs
+from vit_scale.train.micro_batch import choose_micro_batch, trial_on_engine
+
+STRATEGIES = ["ddp", "zero1", "zero2", "zero3"]
 
 
 def memory_of(limit: int, speed=lambda size: float(size)):  # type: ignore[no-untyped-def]
@@ -19,57 +35,133 @@ def memory_of(limit: int, speed=lambda size: float(size)):  # type: ignore[no-un
     return trial, tried
 
 
-def test_auto_takes_the_largest_that_fits_where_larger_is_faster() -> None:
+def test_auto_picks_the_largest_that_fits_if_larger_is_faster() -> None:
     trial, tried = memory_of(100)
-    assert choose_micro_batch("auto", 256, trial, even=False) == (64, None)
+    assert choose_micro_batch("auto", 256, trial, multiple=1) == (64, None)
     assert tried == [1, 2, 4, 8, 16, 32, 64, 128]
 
 
-def test_auto_takes_the_fastest_of_those_that_fit() -> None:
+def test_auto_picks_the_fastest_that_fits() -> None:
     trial, _ = memory_of(1000, speed=lambda size: 100 - abs(size - 32))
-    assert choose_micro_batch("auto", 256, trial, even=False) == (32, None)
+    assert choose_micro_batch("auto", 256, trial, multiple=1) == (32, None)
 
 
-def test_auto_prefers_the_larger_of_equally_fast_ones() -> None:
+def test_auto_prefers_the_largest_of_equally_fast_sizes() -> None:
     trial, _ = memory_of(1000, speed=lambda size: 100.0)
-    assert choose_micro_batch("auto", 96, trial, even=False) == (96, None)
+    assert choose_micro_batch("auto", 96, trial, multiple=1) == (96, None)
 
 
-def test_sizes_divide_the_batch_and_are_even_for_mixing() -> None:
+def test_sizes_divide_the_batch_and_are_multiples() -> None:
     trial, tried = memory_of(1000)
-    choose_micro_batch("auto", 210, trial, even=True)
+    choose_micro_batch("auto", 210, trial, multiple=2)
     assert all(210 % size == 0 and size % 2 == 0 for size in tried)
 
 
-def test_number_that_does_not_fit_is_halved_and_said() -> None:
+def test_number_that_does_not_fit_is_halved_with_a_message() -> None:
     trial, _ = memory_of(20)
-    size, note = choose_micro_batch(64, 128, trial, even=False)
+    size, message = choose_micro_batch(64, 128, trial, multiple=1)
     assert size == 16
-    assert note == "batch.micro = 64 does not fit into memory: 16 is used, with more accumulation."
+    assert message == "batch.micro = 64 does not fit in memory: using 16 with more accumulation steps."
 
 
-def test_number_that_fits_is_kept() -> None:
+def test_number_that_fits_is_used() -> None:
     trial, tried = memory_of(64)
-    assert choose_micro_batch(64, 128, trial, even=False) == (64, None)
+    assert choose_micro_batch(64, 128, trial, multiple=1) == (64, None)
     assert tried == [64]
 
 
-def test_nothing_fits_is_an_error() -> None:
+@pytest.mark.parametrize("requested", ["auto", 8])
+def test_model_that_does_not_fit_is_reported_with_remedies(requested: int | str) -> None:
     trial, _ = memory_of(0)
-    with pytest.raises(MemoryError, match="not even 1 images"):
-        choose_micro_batch("auto", 8, trial, even=False)
+    with pytest.raises(UserError, match=r"micro-batch of 1 does not fit in memory.\n.*activation_checkpointing"):
+        choose_micro_batch(requested, 8, trial, multiple=1)
 
 
-def test_trial_leaves_the_model_as_it_was_and_tells_out_of_memory() -> None:
-    model = vit_scale.create_model("timm/resnet10t", num_classes=3, img_size=None)
-    before = {name: t.clone() for name, t in model.state_dict().items()}
-    trial = trial_on_device(model, torch.device("cpu"), "fp32", repeats=1)
-    assert trial(2) > 0
-    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
-    assert all(p.grad is None for p in model.parameters())
+class TwoOutputs:
+    """A task whose model returns a tuple, and whose loss draws random numbers."""
 
-    def too_much(*_: object) -> None:
-        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate")
+    def example_batch(self, images: int, size: tuple[int, int]) -> Batch:
+        return Batch(torch.zeros(images, 3, *size, dtype=torch.uint8), {}, torch.arange(images))
 
-    model.forward = too_much
-    assert trial(2) is None
+    def before_update(self, *_: object) -> None:
+        pass
+
+    def inputs(self, batch: Batch, step: int) -> Inputs:
+        return Inputs((batch.images.float(),), {})
+
+    def loss(self, outputs: Any, inputs: Inputs) -> dict[str, torch.Tensor]:
+        return {"loss": (outputs[0] + outputs[1] + torch.randn(3)).square().mean()}
+
+
+@pytest.fixture
+def engine() -> PlainEngine:
+    """A model with batch norm, whose buffers a forward pass changes, after one step of its optimizer."""
+    model = vit_scale.create_model("timm/resnet10t", num_classes=3, img_size=32)
+    model.register_forward_hook(lambda module, args, output: (output, output * 2))
+    engine = PlainEngine(model, torch.optim.AdamW(model.parameters()))
+    model(torch.ones(2, 3, 32, 32))[0].sum().backward()
+    engine.step(clip_norm=1.0)
+    return engine
+
+
+def test_trial_changes_nothing(engine: PlainEngine) -> None:
+    before = copy.deepcopy((dict(engine.model.state_dict()), engine.optimizer.state_dict()["state"]))
+    draws = torch.get_rng_state()
+    assert trial_on_engine(engine, TwoOutputs(), repeats=1)(2) > 0  # type: ignore[arg-type,operator]
+    after = (dict(engine.model.state_dict()), engine.optimizer.state_dict()["state"])
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    assert all(p.grad is None for p in engine.model.parameters())
+    assert torch.equal(torch.get_rng_state(), draws)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), MemoryError()]
+)
+def test_trial_reports_out_of_memory(engine: PlainEngine, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(TwoOutputs, "loss", fail)
+    assert trial_on_engine(engine, TwoOutputs())(2) is None  # type: ignore[arg-type]
+
+
+def test_other_errors_of_a_trial_are_raised(engine: PlainEngine) -> None:
+    task = SimpleNamespace(example_batch=lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trial_on_engine(engine, task)(2)  # type: ignore[arg-type]
+
+
+def test_memory_of_future_optimizer_state_is_reserved() -> None:
+    model = torch.nn.Linear(10, 10, bias=False)
+    engine = PlainEngine(model, torch.optim.AdamW(model.parameters()))
+    assert engine.future_bytes() == 2 * 4 * 100
+    model(torch.ones(1, 10)).sum().backward()
+    engine.step(clip_norm=1.0)
+    assert engine.future_bytes() == 0
+
+
+@pytest.fixture(scope="module")
+def runs(
+    launch_processes: Callable[..., list[subprocess.CompletedProcess]], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, str]:
+    """Per strategy a run with micro-batches of 4, and one whose 8 do not fit on one of two ranks."""
+    top = tmp_path_factory.mktemp("sizes")
+    common = ["track.wandb=disabled", "data.workers=0", "schedule.steps=4", "run.eval_every=4", "model.dropout=0.1"]
+
+    def job(strategy: str, name: str, micro: int, **faults: int) -> dict:
+        options = [f"parallel.strategy={strategy}", f"batch.micro={micro}", f"run.dir={top / strategy}-{name}"]
+        return {"recipe": "recipes/debug.yaml", "options": [*common, *options], **faults}
+
+    jobs = [job(s, "plain", 4) for s in STRATEGIES] + [job(s, "tried", 8, too_large=8) for s in STRATEGIES]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    (done,) = launch_processes([*launcher, "tests/workers/train_many.py", json.dumps(jobs)], timeout=240)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return top, done.stdout
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_trials_of_all_ranks_leave_no_trace_in_the_run(runs: tuple[Path, str], strategy: str) -> None:
+    assert runs[1].count("batch.micro = 8 does not fit in memory: using 4") == len(STRATEGIES), runs[1][-3000:]
+    for name in ("model.safetensors", "model_ema.safetensors"):
+        plain, tried = (load_file(runs[0] / f"{strategy}-{kind}" / name) for kind in ("plain", "tried"))
+        torch.testing.assert_close(tried, plain, rtol=0, atol=0)

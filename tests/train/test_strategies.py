@@ -40,7 +40,7 @@ def launch(root: Path, processes: int, jobs: list[dict]) -> str:
     if processes > 1:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
         command = [*launcher, *command[1:]]
-    # Some CPUs that advertise AMX die of a product in bf16; without AMX they compute it.
+    # Some CPUs that advertise AMX crash in a bf16 matmul; without AMX they compute it.
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -49,7 +49,7 @@ def launch(root: Path, processes: int, jobs: list[dict]) -> str:
 
 @pytest.fixture(scope="module")
 def runs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, str]]:
-    """The folder with all runs, and what each launch printed."""
+    """The directory with all runs, and the output of each launch."""
     top = tmp_path_factory.mktemp("strategies")
     first = [
         job(top / "one", EXACT),
@@ -98,7 +98,7 @@ def test_two_processes_equal_one_with_the_same_global_batch(runs: tuple, strateg
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_norms_confusions_and_pictures_are_those_of_one_process(runs: tuple, strategy: str) -> None:
+def test_norms_tables_and_images_equal_one_process(runs: tuple, strategy: str) -> None:
     ours, theirs = runs[0] / strategy, runs[0] / "one"
     for key in ("train/grad_norm", "train/param_norm", "train/update_norm"):
         assert metrics(ours, key) == pytest.approx(metrics(theirs, key), rel=1e-3), key
@@ -145,10 +145,10 @@ def test_changing_the_number_of_processes_keeps_the_run(runs: tuple) -> None:
     assert_same_run(runs[0] / "one-two-one", runs[0] / "one", 1e-4)
 
 
-def test_a_signal_to_one_process_stops_all_after_the_same_step(runs: tuple) -> None:
-    said = [line.split() for line in runs[1][2].splitlines() if line.startswith("status")]
+def test_signal_to_one_rank_stops_all_after_the_same_step(runs: tuple) -> None:
+    lines = [line.split() for line in runs[1][2].splitlines() if line.startswith("status")]
     by_job: dict[str, set[str]] = {}
-    for _, _, number, status in said:
+    for _, _, number, status in lines:
         by_job.setdefault(number, set()).add(status)
     assert all(len(statuses) == 1 for statuses in by_job.values()), "processes disagree"
     assert sum(statuses == {str(INTERRUPTED)} for statuses in by_job.values()) == len(STRATEGIES) + 4
@@ -156,7 +156,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(runs: tuple) -> N
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_non_finite_gradient_of_one_process_is_skipped_by_all(runs: tuple, strategy: str) -> None:
+def test_non_finite_gradient_of_one_rank_is_skipped_by_all(runs: tuple, strategy: str) -> None:
     folder = runs[0] / f"{strategy}-poisoned"
     assert metrics(folder, "train/skipped_steps")[-1] == 2
     for name in ("model", "model_ema"):

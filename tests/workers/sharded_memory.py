@@ -1,9 +1,9 @@
 """Measures the memory of building and saving a model on each rank.
 
-`sharded_memory.py CASES`: for each {"strategy": name, "depth": blocks} of a JSON list, every rank prints a line
-`memory RANK {"params", "largest", "build", "held", "save", "checksum"}`: parameters of the model and of its largest
-tensor, peak bytes while it is built and while all full tensors are gathered, bytes that the rank keeps of it, and a
-checksum of the gathered initial weights (rank 0 only).
+`sharded_memory.py CASES`: for each {"model": label, "strategy": name, "options": ["a.b=c", ...]} of a JSON list, every
+rank prints a line `memory RANK {"params", "largest", "build", "held", "save", "checksum"}`: parameters of the model and
+of its largest tensor, peak bytes while it is built and while all full tensors are gathered, parameters that the rank
+keeps, and a checksum of the gathered initial weights (rank 0 only).
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ from vit_scale.train.build_state import build_model, build_state
 INFO = DataInfo(images=64, in_chans=1, class_names=tuple("0123456789"))
 
 
-def measure(strategy: str, depth: int, options: list[str]) -> tuple[int, dict[str, Any]]:
+def measure(strategy: str, options: list[str]) -> tuple[int, dict[str, Any]]:
     """Build a model and gather its weights; return the rank and the measurements."""
-    shape = ["model.embed_dim=192", "model.num_heads=3", f"model.depth={depth}"]
-    config = load_recipe("recipes/debug.yaml", [*shape, f"parallel.strategy={strategy}", "ema.decay=0.9", *options])
+    config = load_recipe("recipes/debug.yaml", [f"parallel.strategy={strategy}", "ema.decay=0.9", *options])
     plan = make_plan(config, train_images=64, processes=world_size(), device="cpu")
     made = make_strategy(config, plan, strategy, "fp32")
     task = Classification(config, INFO, plan)
@@ -67,7 +66,7 @@ def measure(strategy: str, depth: int, options: list[str]) -> tuple[int, dict[st
 
 def main() -> None:
     for case in json.loads(sys.argv[1]):
-        rank, found = measure(case["strategy"], case["depth"], case.get("options", []))
+        rank, found = measure(case["strategy"], case["options"])
         sys.stdout.write(f"memory {rank} {json.dumps(case | found)}\n")
         sys.stdout.flush()
     close_processes()

@@ -1,9 +1,10 @@
 """Trains several recipes one after another in the same processes, so that libraries are imported once.
 
 Usage: train_many.py JOBS, where JOBS is a JSON list of
-    {"recipe": path, "options": ["a.b=c", ...], "signal_at": step or null, "poison_at": [step, ...] or null}
-`signal_at`: the last process receives SIGUSR1 during that step. `poison_at`: it has a NaN gradient in these steps.
-Prints a line `status RANK JOB STATUS` for each. Under a launcher it runs on all processes.
+    {"recipe": path, "options": ["a.b=c", ...], "signal_at": step, "poison_at": [step, ...], "too_large": images}
+`signal_at`: the last rank receives SIGUSR1 during that step. `poison_at`: it has a NaN gradient in these steps.
+`too_large`: sizes are tried before training, and the last rank runs out of memory with a micro-batch of this size.
+All three are optional. Prints a line `status RANK JOB STATUS` per job. Under a launcher it runs on all ranks.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from vit_scale.kernels import cpu
 from vit_scale.recipe import load_recipe
 from vit_scale.strategies.processes import close_processes
 from vit_scale.tasks.classify.classification import Classification
-from vit_scale.train import loop
+from vit_scale.train import loop, micro_batch
 from vit_scale.train.run_recipe import run_recipe
 
 RANK = int(os.environ.get("RANK", "0"))
 LAST = int(os.environ.get("WORLD_SIZE", "1")) - 1 == RANK
-cpu.WORTHWHILE_MACS = cpu.WORTHWHILE_ELEMENTS = 0  # Small models are computed here in the way of large ones.
+cpu.WORTHWHILE_MACS = cpu.WORTHWHILE_ELEMENTS = 0  # Small models are computed like large ones here.
 UPDATE, LOSS = loop.update, Classification.loss
+FITS, SPEED = micro_batch.fits_in_host_memory, micro_batch._images_per_second
 
 
 def poisoned_loss(task, outputs, inputs):  # type: ignore[no-untyped-def]
@@ -34,7 +36,7 @@ def poisoned_loss(task, outputs, inputs):  # type: ignore[no-untyped-def]
 
 
 def arrange(job: dict) -> None:
-    """Make the step of `job` that it names go wrong."""
+    """Arrange the faults that `job` names."""
 
     def update(task, state, batches, **options):  # type: ignore[no-untyped-def]
         if LAST and state.step == job.get("signal_at"):
@@ -43,7 +45,16 @@ def arrange(job: dict) -> None:
         Classification.loss = poisoned_loss if poisoned else LOSS
         return UPDATE(task, state, batches, **options)
 
+    def images_per_second(engine, task, size, repeats):  # type: ignore[no-untyped-def]
+        speed = SPEED(engine, task, size, repeats)
+        print(f"tried {size}", flush=True)
+        if LAST and size == job.get("too_large"):
+            raise MemoryError
+        return speed
+
     loop.update = update
+    micro_batch._images_per_second = images_per_second
+    micro_batch.fits_in_host_memory = (lambda *_: False) if "too_large" in job else FITS
 
 
 def main() -> None:
@@ -55,7 +66,7 @@ def main() -> None:
         except UserError as error:
             print(f"error: {error}", flush=True)
             status = 2
-        # One write: torchrun's processes are unbuffered, and `print` would write the end of the line on its own.
+        # One write: torchrun's processes are unbuffered, and `print` would write the end of the line separately.
         sys.stdout.write(f"status {RANK} {number} {status}\n")
         sys.stdout.flush()
         for state in (AcceleratorState, GradientState, PartialState):

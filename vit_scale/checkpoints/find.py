@@ -97,6 +97,6 @@ def read_meta(checkpoint: Path) -> dict[str, Any]:
     """Read meta.json, with keys of earlier versions under their present names."""
     meta = json.loads((checkpoint / "meta.json").read_text())
     renamed = {_OLD_KEYS.get(key, key): value for key, value in meta.items()}
-    if meta.get("best_top1", 0.0) < 0:  # not evaluated yet
+    if (meta.get("best_top1") or 0.0) < 0:  # not evaluated yet
         renamed["best"] = None
     return renamed

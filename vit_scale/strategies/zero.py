@@ -169,7 +169,7 @@ class ZeroEngine:
             zero.zero_grad()
             zero.micro_step_id = before
             if isinstance(self.shards, Zero12Shards):
-                zero.averaged_gradients = {}
+                zero.averaged_gradients, zero.all_grad_tensors = {}, {}
 
     def future_bytes(self) -> int:
         """Return 0: DeepSpeed allocates its state when the engine is built."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from vit_scale.data.batch import Batch
+from vit_scale.tasks.task import Task
 from vit_scale.train.optim.optimizer import set_learning_rate
 from vit_scale.train.state import TrainState
 
 
 def update(
-    task: Any, state: TrainState, batches: Sequence[Any], *, lr: float, seed: int, clip_norm: float
+    task: Task, state: TrainState, batches: Sequence[Batch], *, lr: float, seed: int, clip_norm: float
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Take step `state.step` from the micro-batches of this rank.
 
