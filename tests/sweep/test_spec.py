@@ -38,6 +38,14 @@ def sweep_of(tmp_path: Path, **changes: Any) -> Sweep:
     return load_sweep(path)
 
 
+def test_default_metric_is_the_first_of_the_task(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    tree = {"method": "random", "parameters": {"optim.lr": {"value": 1.0}}, "command": COMMAND}
+    path.write_text(yaml.safe_dump(tree))
+    metric = load_sweep(path).metric
+    assert (metric.name, metric.goal) == ("val/top1", "maximize")
+
+
 def draws(spec: dict[str, Any], count: int = 400) -> list[Any]:
     import optuna
 

@@ -13,6 +13,7 @@ from vit_scale.errors import UserError, did_you_mean, nearest
 from vit_scale.recipe import load_recipe
 from vit_scale.sweep.distributions import Distribution
 from vit_scale.sweep.parameters import read_distribution
+from vit_scale.tasks import task_class
 
 Goal = Literal["minimize", "maximize"]
 METHODS = ("grid", "random", "bayes")
@@ -80,14 +81,15 @@ def load_sweep(path: str | Path, options: Sequence[str] = ()) -> Sweep:
     _check_keys(path, tree)
     program = str(tree.get("program", ""))
     command = tuple(map(str, _list(path, tree, "command", list(DEFAULT_COMMAND))))
+    recipe = _recipe(path, command)
     sweep = Sweep(
         path=path,
         method=_one_of(path, "method", tree.get("method"), METHODS),
-        metric=_metric(path, tree),
+        metric=_metric(path, tree, recipe),
         parameters=dict(_parameters(path, tree.get("parameters"))),
         command=command,
         program=program,
-        recipe=_recipe(path, command),
+        recipe=recipe,
         early=_early(path, tree.get("early_terminate")),
         run_cap=_run_cap(path, tree.get("run_cap")),
         source=tree,
@@ -137,8 +139,12 @@ def _list(path: Path, tree: dict[str, Any], key: str, default: list[Any]) -> lis
     return value
 
 
-def _metric(path: Path, tree: dict[str, Any]) -> Metric:
-    spec = tree.get("metric")
+def _metric(path: Path, tree: dict[str, Any], recipe: Path) -> Metric:
+    """Return the metric of the sweep file, or the first metric of the recipe's task if the file names none."""
+    if "metric" not in tree:
+        best = task_class(load_recipe(recipe)).metrics[0]
+        return Metric(f"val/{best.name}", "maximize" if best.higher else "minimize", None)
+    spec = tree["metric"]
     if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
         raise UserError(f"{path}: metric = {spec!r}: must be a mapping, e.g. {{name: val/top1, goal: maximize}}")
     if extra := set(spec) - {"name", "goal", "target"}:

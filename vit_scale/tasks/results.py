@@ -41,8 +41,9 @@ class Metric:
         return value > best if self.higher else value < best
 
     def best_of(self, values: Sequence[float]) -> float:
-        """Return the best of some values."""
-        return max(values) if self.higher else min(values)
+        """Return the best of some values; NaN only if all are."""
+        numbers = [value for value in values if value == value] or list(values)
+        return max(numbers) if self.higher else min(numbers)
 
 
 @dataclass(frozen=True)

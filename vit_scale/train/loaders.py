@@ -42,18 +42,19 @@ def make_loaders(
     size, channels = backbone.img_size, backbone.in_chans
     processes_on_this_node = int(os.environ.get("LOCAL_WORLD_SIZE", plan.processes))
     workers = choose_workers(config.data, processes_on_this_node, data.train)
+    target = task.make_target(config)
     train = TrainLoader(
-        with_cache(data.train, config.data, img_size=size, in_chans=channels),
+        with_cache(data.train, config.data, img_size=size, in_chans=channels, target=target),
         TrainTransform(config.augment, size, *task.normalization),
         train_indices(config, plan, data, rank=rank, start_step=step, end_step=plan.steps),
-        task.make_target(config),
+        target,
         Loading(channels, config.data.on_error, workers, reserved_batches=plan.accumulation),
     )
     val = EvalLoader(
         data.val,
         EvalTransform(config.augment, size),
         EvalIndices(images=count_images(data.val), batch=plan.eval_batch, rank=rank, world=plan.processes),
-        task.make_target(config),
+        target,
         Loading(channels, config.data.on_error, workers),
     )
     return Loaders(train, val)
