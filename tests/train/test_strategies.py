@@ -103,7 +103,7 @@ def test_norms_tables_and_images_equal_one_process(runs: tuple, strategy: str) -
     for key in ("train/grad_norm", "train/param_norm", "train/update_norm"):
         assert metrics(ours, key) == pytest.approx(metrics(theirs, key), rel=1e-3), key
     assert min(metrics(ours, "train/update_norm")) > 0
-    mine, other = (json.loads((folder / "confusion.json").read_text())["counts"] for folder in (ours, theirs))
+    mine, other = (json.loads((folder / "tables/confusion.json").read_text())["rows"] for folder in (ours, theirs))
     assert sum(map(sum, mine)) == sum(map(sum, other)), "each image is counted once"
     assert mine == other
     for name in ("batch", "mistakes", "attention"):
