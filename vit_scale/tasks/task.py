@@ -23,6 +23,8 @@ from vit_scale.data.batch import Batch, DataInfo
 from vit_scale.data.normalize import Normalize, Values, buffer_for, resolve_normalization
 from vit_scale.data.progressive import Progressive
 from vit_scale.data.targets import ClassTarget, Target
+from vit_scale.models.interface import backbone_of
+from vit_scale.models.weights.init import Editing, init_weights
 from vit_scale.schedule import Plan
 from vit_scale.tasks.results import Metric, Table
 
@@ -151,7 +153,7 @@ class Task(ABC):
 
     @abstractmethod
     def build(self) -> nn.Module:
-        """Construct the model: what is wrapped, sharded, averaged and saved. The backbone is initialized afterwards."""
+        """Construct the model: what is wrapped, sharded, averaged and saved. `init_weights` initializes it."""
 
     @abstractmethod
     def inputs(self, batch: Batch, step: int) -> Inputs:
@@ -176,6 +178,14 @@ class Task(ABC):
     def normalization(self) -> tuple[Values, Values]:
         """Mean and standard deviation per channel."""
         return resolve_normalization(self.config.data, self.config.model.name, self.in_chans)
+
+    def init_weights(self, model: nn.Module, editing: Editing) -> None:
+        """Initialize a new model: by default its backbone, by `model.init`. Other layers keep torch's own weights.
+
+        Write to a parameter inside `with editing(parameter) as tensor`: a strategy may have sharded it already, so an
+        assignment in `build` would be lost.
+        """
+        init_weights(backbone_of(model), self.config.model.init, editing)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
         """Move what the task owns to the device; `dtype` is the one that the model expects its inputs in."""

@@ -11,7 +11,6 @@ from vit_scale.config import Config
 from vit_scale.kernels import accept_hooks
 from vit_scale.models.interface import backbone_of
 from vit_scale.models.variants import TIMM_PREFIX
-from vit_scale.models.weights.init import init_weights
 from vit_scale.models.weights.load import load_weights
 from vit_scale.schedule import Plan
 from vit_scale.strategies.ema import Ema
@@ -32,11 +31,10 @@ def build_model(task: Task, strategy: Strategy, config: Config) -> tuple[nn.Modu
     is_timm = config.model.name.startswith(TIMM_PREFIX)
     with nullcontext() if is_timm else strategy.constructing():
         model = task.build()
-    backbone = backbone_of(model)
-    init_weights(backbone, config.model.init, strategy.editing)
+    task.init_weights(model, strategy.editing)
     if config.model.weights is None:
         return model, None
-    return model, load_weights(backbone, config.model.weights, editing=strategy.editing).summary()
+    return model, load_weights(backbone_of(model), config.model.weights, editing=strategy.editing).summary()
 
 
 def build_state(model: nn.Module, strategy: Strategy, config: Config, plan: Plan) -> TrainState:
