@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -97,7 +98,7 @@ def test_unavailable_precision_and_kernel_fall_back(
     """fp16 and a kernel that a CPU does not have."""
     if torch.cuda.is_available():
         pytest.skip("requires a CPU-only system")
-    changed = (run / "config.yaml").read_text().replace("attention: auto", "attention: cudnn")
+    changed = re.sub("(attention|kernel): auto", r"\1: cudnn", (run / "config.yaml").read_text())
     (run / "config.yaml").write_text(changed.replace("precision: auto", "precision: fp16"))
     assert "cudnn" in changed
     assert evaluate(run, out=tmp_path / "e.json")["images"] == 180

@@ -90,8 +90,10 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_task_type_replaces_the_task_and_data_is_not_read(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vit_scale.data.sources.table_source.open_data", None)
+def test_task_type_replaces_the_task_and_data_is_not_read(run_dir: Path) -> None:
+    config = (run_dir / "config.yaml").read_text()
+    assert "embedded:digits" in config
+    (run_dir / "config.yaml").write_text(config.replace("embedded:digits", "no/such/directory"))
     loaded = vit_scale.load_run(run_dir, task_type=Brightness)
     assert isinstance(loaded.task, Brightness)
     assert loaded.task.info == DataInfo(0, 1, ("a", "b", "c"))

@@ -137,7 +137,8 @@ def test_skipped_steps_of_new_and_old_runs_share_a_plot(make_run: Callable[..., 
     )
     [panel] = panels_with_data(runs)["Performance"]
     assert panel.title == "Skipped steps"
-    assert {curve.key for curve in panel.curves} == {"train/skipped_steps", "train/bad_steps"}
+    keys = {curve.key for curve in panel.curves}
+    assert all(keys & run.metrics.curves.keys() for run in runs)
 
 
 @pytest.mark.parametrize(

@@ -157,8 +157,8 @@ def test_run_writes_metrics_images_tables_and_its_task(
     assert run_recipe(load_recipe(recipe, [f"run.dir={tmp_path}", "track.wandb=disabled"]), recipe) == 0
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     training = [line for line in lines if "train/loss" in line]
-    # train/skipped_steps was train/bad_steps before.
-    assert all(line.keys() - {"train/skipped_steps", "train/bad_steps"} == LOGGED for line in training)
+    skipped = {"train/skipped_steps", "train/bad_steps"}  # new and old name
+    assert all(line.keys() - skipped == LOGGED - skipped for line in training)
     assert [line["images"] for line in training] == [32 * line["step"] for line in training]
     assert all(line["train/update_norm"] > 0 and math.isfinite(line["train/param_norm"]) for line in training)
     assert training[0]["train/update_norm"] > training[-1]["train/update_norm"], "the learning rate has decreased"
