@@ -136,7 +136,7 @@ def test_ctrl_c_saves_the_trial_and_the_same_command_resumes_it(place: Workplace
     again = place.run("--count", 1, *options)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "trial 0 resumes" in again.stdout
-    assert re.search("Going on from|Resuming from", (place.sweep / "trial-000/output.log").read_text())
+    assert "Resuming from" in (place.sweep / "trial-000/output.log").read_text()
     steps = [line["step"] for line in place.metrics("trial-000")]
     assert steps == sorted(steps)
     assert steps[-1] > stopped
