@@ -72,6 +72,7 @@ def test_update_on_a_gpu_never_asks_it_for_a_number(root: Path, monkeypatch: pyt
             accelerator=accelerator,
             device=torch.device("cuda"),
             normalize=normalize,
+            image_buffer=None,
             mixing=mixing,
             progressive=Progressive((), 3),
             flops_of=lambda step: 0.0,
