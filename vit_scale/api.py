@@ -39,13 +39,15 @@ def train(
         config, name = build_config(dict(recipe), changes), "recipe"
     else:
         config, name = load_recipe(recipe, changes), str(recipe)
-    outcome = train_recipe(config, name, task)
+    try:
+        outcome = train_recipe(config, name, task)
+        wait_for_all()  # The main process writes the final weights.
+    finally:
+        reset_accelerate()
     if outcome.status >= 128:
         raise KeyboardInterrupt(f"training was stopped by a signal; {outcome.folder} has its last checkpoint")
     if outcome.status or outcome.folder is None:
         raise UserError(f"training failed with status {outcome.status}; see the message above")
-    wait_for_all()  # The main process writes the final weights.
-    reset_accelerate()
     return load_run(outcome.folder, task_type=task)
 
 

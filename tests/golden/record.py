@@ -110,7 +110,7 @@ def _cpu_model() -> str:
 
 
 def main() -> None:
-    """Record the losses of the code as it is."""
+    """Record the losses of the current code."""
     with tempfile.TemporaryDirectory() as folder:
         runs = train_all(Path(folder))
     text = json.dumps({"machine": this_machine(), "runs": runs}, indent=1)

@@ -1,4 +1,4 @@
-"""A task of one's own, in one file: predict the mean color of an image. Also a script that trains it.
+"""A custom task in one file: predict the mean color of an image. Also a script that trains it.
 
 Usage: mean_color.py RUN_DIR [section.option=value ...], under any launcher.
 """

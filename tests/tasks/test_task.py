@@ -21,7 +21,7 @@ def command(folder: Path, *options: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, launch_processes: Callable) -> Path:
-    """Runs on two processes: one to its end, one stopped after half of its steps and resumed."""
+    """Runs on two processes: one to its end, one that ends after half of its steps and is then extended."""
     top = tmp_path_factory.mktemp("mean_color")
     half = [command(top / "resumed", "schedule.steps=8", "schedule.shape=constant")]
     for commands in ([command(top / "whole", "schedule.shape=constant")], half):
@@ -37,7 +37,7 @@ def lines(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_task_of_ones_own_learns_on_two_processes(runs: Path) -> None:
+def test_custom_task_learns_on_two_processes(runs: Path) -> None:
     losses = [line["train/loss"] for line in lines(runs / "whole") if "train/loss" in line]
     assert losses[-1] < 0.5 * losses[0]
     summary = json.loads((runs / "whole/summary.json").read_text())
@@ -47,7 +47,7 @@ def test_task_of_ones_own_learns_on_two_processes(runs: Path) -> None:
     assert summary["class_names"] == []
 
 
-def test_task_of_ones_own_resumes_bit_for_bit(runs: Path) -> None:
+def test_custom_task_resumes_bit_for_bit(runs: Path) -> None:
     for name in ("model", "model_ema"):
         whole, resumed = (load_file(runs / folder / f"{name}.safetensors") for folder in ("whole", "resumed"))
         assert all(torch.equal(whole[key], resumed[key]) for key in whole)
@@ -63,7 +63,7 @@ def test_run_of_another_task_is_not_resumed(runs: Path, launch_processes: Callab
     assert not (runs / "other").exists()
 
 
-def test_pages_show_a_task_of_ones_own(runs: Path, tmp_path: Path) -> None:
+def test_page_shows_a_custom_task(runs: Path, tmp_path: Path) -> None:
     from vit_scale.page.page import write_page
     from vit_scale.page.runs import read_runs
 

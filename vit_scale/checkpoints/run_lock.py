@@ -59,6 +59,12 @@ def _lock(file: IO[str]) -> bool:
     return True
 
 
+def release_all() -> None:
+    """Unlock every run directory that this process has locked."""
+    for run_dir in list(_locks):
+        release(run_dir)
+
+
 def release(run_dir: Path) -> None:
     """Unlock `run_dir`, if this process has locked it."""
     file = _locks.pop(run_dir.resolve(), None)

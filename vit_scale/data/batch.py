@@ -45,6 +45,18 @@ class Batch:
     """All captions of each image, or empty. Strings are not tensors, so they are not part of `target`; the task picks
     a caption by (seed, position) and tokenizes it."""
 
+    def first(self, images: int) -> Batch:
+        """Return the first images with their targets."""
+        boxes = int(self.target["count"][:images].sum()) if "count" in self.target else images
+        flat = ("boxes", "class")
+        return Batch(
+            self.images[:images],
+            {name: value[: boxes if name in flat else images] for name, value in self.target.items()},
+            self.positions[:images],
+            None if self.sizes is None else self.sizes[:images],
+            self.texts[:images],
+        )
+
     @property
     def real(self) -> torch.Tensor:
         """bool [m]: False for padding and for images that could not be read."""

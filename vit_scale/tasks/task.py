@@ -10,11 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from vit_scale.config import Config
@@ -31,8 +31,6 @@ from vit_scale.tasks.results import Metric, Table
 if TYPE_CHECKING:
     from PIL import Image
 
-    from vit_scale.data.data import Data
-
 
 class Inputs(NamedTuple):
     """A micro-batch on the device."""
@@ -40,7 +38,7 @@ class Inputs(NamedTuple):
     args: tuple[Tensor, ...]
     """Arguments of the one call of the model."""
     rest: dict[str, Any]
-    """What only the loss needs, such as targets."""
+    """Further inputs of the loss, such as targets."""
 
 
 class Show(Protocol):
@@ -96,22 +94,19 @@ class Means(Evaluator):
 
     def add(self, outputs: Any, batch: Batch) -> None:
         values = self._values(outputs, batch)
-        real = batch.real.to(self._device).double()
-        rows = torch.stack([torch.ones_like(real), *(value.double() for value in values.values())])
-        sums = rows @ real
+        real = batch.real.to(self._device)
+        rows = torch.stack([torch.ones(len(real), device=self._device), *values.values()]).double()
+        sums = torch.where(real, rows, 0.0).sum(1)  # not a product: padding may be NaN
         self._names, self._sums = list(values), sums if self._sums is None else self._sums + sums
 
     def metrics(self) -> dict[str, float]:
-        sums = sum_over_ranks(self._sums)
-        count, *totals = sums.tolist()
-        return {name: total / count for name, total in zip(self._names, totals, strict=True)}
+        assert self._sums is not None, "every rank evaluates at least one batch"
+        count, *totals = sum_over_ranks(self._sums).tolist()
+        return {name: total / max(1.0, count) for name, total in zip(self._names, totals, strict=True)}
 
 
-def sum_over_ranks(sums: Tensor | None) -> Tensor:
+def sum_over_ranks(sums: Tensor) -> Tensor:
     """Return the sum of a tensor over all ranks; every rank must call it."""
-    import torch.distributed as dist
-
-    assert sums is not None, "nothing was evaluated"
     total = sums.clone()
     if dist.is_initialized():
         dist.all_reduce(total)
@@ -120,7 +115,7 @@ def sum_over_ranks(sums: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Card:
-    """What a model card says of the task."""
+    """Entries of a model card that depend on the task."""
 
     pipeline_tag: str
     summary: str
@@ -130,13 +125,13 @@ class Card:
 
 
 class Task(ABC):
-    """What is learned. Not an `nn.Module`; owns no trained weights, but may own a frozen teacher or a tokenizer."""
+    """A training task. Not an `nn.Module`; owns no trained weights, but may own a frozen teacher or a tokenizer."""
 
     name: ClassVar[str]
     metrics: ClassVar[tuple[Metric, ...]]
     """The first one is "best": for checkpoints, the summary, patience and sweeps."""
     target: ClassVar[Target] = ClassTarget()
-    """What a sample has besides its image: a class, a mask, boxes, captions or nothing (vit_scale.data.targets)."""
+    """The target of a sample: a class, a mask, boxes, captions or nothing (vit_scale.data.targets)."""
     multiple: int = 1
     """Micro-batches must be a multiple of this."""
 
@@ -161,7 +156,10 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, outputs: Any, inputs: Inputs) -> dict[str, Tensor]:
-        """Return `{"loss": ...}` in fp32, the mean over images; further entries are logged as `train/loss_<name>`."""
+        """Return `{"loss": ...}` in fp32, the mean over images; further entries are logged as `train/loss_<name>`.
+
+        The names must be the same in every step and on every rank.
+        """
 
     @abstractmethod
     def evaluator(self, *, inspect: bool) -> Evaluator:
@@ -214,9 +212,6 @@ class Task(ABC):
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return Batch(pixels, tensors, torch.arange(images), texts=texts)
 
-    def prepare(self, data: Data, folder: Path) -> None:
-        """Make what is made from the data before the model is built, on the main rank (a tokenizer)."""
-
     def before_update(self, batches: Sequence[Batch], step: int, forward: Callable[..., Any]) -> None:
         """See all micro-batches of a step before the first one; the one hook, for losses over the whole batch."""
 
@@ -232,7 +227,7 @@ class Task(ABC):
         """Show the first micro-batch of a run as the model receives it; called on the main rank only."""
 
     def card(self) -> Card:
-        """Return what a model card says of the task."""
+        """Return the entries of a model card that depend on the task."""
         return Card("image-feature-extraction", f"({self.name})")
 
     def describe(self) -> dict[str, Any]:

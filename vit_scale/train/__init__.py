@@ -13,7 +13,7 @@ from typing import Any
 
 class _CallablePackage(ModuleType):
     def __call__(self, *args: Any, **options: Any) -> Any:
-        # By name, as the commands of vit-scale are: the function stands above this package.
+        # By name, like the commands of vit-scale: api.py ranks above this package in the import order.
         return importlib.import_module("vit_scale.api").train(*args, **options)
 
 

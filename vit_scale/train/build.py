@@ -63,7 +63,7 @@ class Decided:
 def build_run(
     config: Config, recipe: str, check: BackgroundCheck | None = None, *, task_type: type[Task] | None = None
 ) -> Run:
-    """Check everything a user can get wrong, then build; raises `UserError` with nothing written.
+    """Check everything a user can get wrong, then build; raises `UserError` before anything is written to the run.
 
     `check`: the check against timm that the main process has started. `task_type`: another task than `task.name`.
     """

@@ -24,6 +24,9 @@ from vit_scale.train.run import Run
 from vit_scale.train.signals import EXIT_STATUS, Interrupt
 from vit_scale.train.update import update
 
+SHOWN_IMAGES = 16
+"""Images of the first batch that a run shows."""
+
 
 def train(run: Run) -> int:
     """Train `run` to its end or to a signal; returns the exit status."""
@@ -72,7 +75,8 @@ def after_first_step(run: Run, batch: Batch) -> None:
         timm_check = outcome.to_dict()
     run.record.start_trackers(timm_check)
     if run.state.step == 1 and run.record.terminal.enabled and run.config.track.images != "never":
-        run.task.show_batch(run.task.inputs(batch, step=0), RecordShow(run.record, run.state.model, step=1))
+        few = batch.first(SHOWN_IMAGES)
+        run.task.show_batch(run.task.inputs(few, step=0), RecordShow(run.record, run.state.model, step=1))
 
 
 def is_logged(run: Run, step: int) -> bool:

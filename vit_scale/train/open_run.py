@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,7 +114,8 @@ def check_same_task(checkpoint: Path, task: dict[str, Any]) -> None:
     """Raise `UserError` if `checkpoint` belongs to another task, or its task depends on other facts (a teacher)."""
     recorded = read_meta(checkpoint).get("task") or {}  # none in earlier versions
     for key in ("name", "facts"):
-        existing, requested = recorded.get(key, task[key]), task[key]
+        requested = json.loads(json.dumps(task[key], default=str))  # as it would be recorded
+        existing = recorded.get(key, requested)
         if existing != requested:
             raise UserError(
                 f"{checkpoint}: a checkpoint of another task: {key} = {existing!r} (existing), "

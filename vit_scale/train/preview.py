@@ -15,7 +15,7 @@ from vit_scale.data.data import open_data
 from vit_scale.data.loading.loaders import Loading, TrainLoader
 from vit_scale.errors import UserError
 from vit_scale.models.interface import backbone_of
-from vit_scale.schedule import Plan
+from vit_scale.schedule import Plan, make_plan
 from vit_scale.tasks import task_class
 from vit_scale.tasks.task import Table
 from vit_scale.train.loaders import train_indices
@@ -39,24 +39,15 @@ def preview(config: Config, step: int = 0, count: int = 16) -> Image.Image:
     show = _KeptImage(model)
     task.show_batch(task.inputs(next(iter(loader)), step), show)
     if show.kept is None:
-        raise UserError(f"task.name = {task.name}: has no image of a batch to show")
+        raise UserError(f"task.name = {task.name}: does not draw training batches")
     return show.kept
 
 
 def _plan(config: Config, images: int, count: int) -> Plan:
-    """Return a plan of one process whose first micro-batch has at most `count` images."""
-    total = config.batch.global_
-    micro = next(size for size in range(min(count, total), 0, -1) if total % size == 0)
-    return Plan(
-        train_images=images,
-        steps=config.schedule.steps or 1,
-        warmup_steps=0,
-        global_batch=total,
-        micro_batch=micro,
-        accumulation=total // micro,
-        processes=1,
-        eval_batch=micro,
-    )
+    """Return the plan of the run on one process, whose first micro-batch has at most `count` images."""
+    plan = make_plan(config, train_images=images, processes=1, device="cpu")
+    total = plan.global_batch
+    return plan.with_micro_batch(next(size for size in range(min(count, total), 0, -1) if total % size == 0))
 
 
 class _KeptImage:

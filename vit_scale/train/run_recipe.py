@@ -38,7 +38,7 @@ def train_recipe(config: Config, recipe: str, task_type: type[Task] | None = Non
     gc.disable()  # Until everything is imported and built: none of it is garbage, and it saves 10% of the startup.
     # In parallel with the import of torch. After it, a fork would copy locked locks of its threads and save no time.
     check = BackgroundCheck(config.model, in_background="torch" not in sys.modules) if is_main_process() else None
-    from vit_scale.checkpoints.run_lock import release
+    from vit_scale.checkpoints.run_lock import release_all
     from vit_scale.strategies.processes import init_group_after_restart
     from vit_scale.strategies.rank_failure import RANK_FAILURE_EXIT_CODE, is_rank_failure, report_rank_failure
     from vit_scale.train.build import build_run
@@ -73,4 +73,4 @@ def train_recipe(config: Config, recipe: str, task_type: type[Task] | None = Non
         gc.enable()
         if run is not None:
             run.close()
-            release(run.folder)
+        release_all()

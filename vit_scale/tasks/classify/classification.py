@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
 
 from vit_scale.config import Config
+from vit_scale.cost.meta import build_on_meta
 from vit_scale.data.batch import Batch, DataInfo
 from vit_scale.data.mixing import Mixing
 from vit_scale.errors import UserError
 from vit_scale.models import construct_from_config
+from vit_scale.models.interface import backbone_of
 from vit_scale.schedule import Plan
 from vit_scale.tasks.classify.evaluator import ClassificationEvaluator
-from vit_scale.tasks.classify.image_grids import MAX_IN_BATCH, batch_grid
+from vit_scale.tasks.classify.image_grids import batch_grid
 from vit_scale.tasks.classify.loss import classification_loss
 from vit_scale.tasks.task import Card, Inputs, Metric, Show, Task
 
@@ -37,9 +40,7 @@ class Classification(Task):
         self.multiple = 2 if config.augment.mixup or config.augment.cutmix else 1
 
     def build(self) -> nn.Module:
-        model = construct_from_config(self.config.model, num_classes=self.num_classes, in_chans=self.in_chans)
-        self.mixing = self._make_mixing(model)
-        return model
+        return construct_from_config(self.config.model, num_classes=self.num_classes, in_chans=self.in_chans)
 
     def inputs(self, batch: Batch, step: int) -> Inputs:
         assert self.plan is not None
@@ -56,8 +57,7 @@ class Classification(Task):
         return ClassificationEvaluator(self, inspect=inspect)
 
     def show_batch(self, inputs: Inputs, out: Show) -> None:
-        few = slice(MAX_IN_BATCH)
-        images, target = inputs.args[0][few], inputs.rest["target"][few]
+        images, target = inputs.args[0], inputs.rest["target"]
         out.image(
             "batch",
             lambda: batch_grid(images, target, self.normalization, self.info.class_names),
@@ -73,14 +73,17 @@ class Classification(Task):
         names = self.info.class_names
         return names[index] if index < len(names) else str(index)
 
-    def _make_mixing(self, model: Any) -> Mixing:
+    @cached_property
+    def mixing(self) -> Mixing:
+        """MixUp and CutMix of the run."""
+        assert self.plan is not None
         plan, augment = self.plan, self.config.augment
-        unmixed = round(augment.no_mix_epochs * plan.train_images / plan.global_batch) if plan else 0
+        unmixed = round(augment.no_mix_epochs * plan.train_images / plan.global_batch)
         return Mixing(
             augment,
             num_classes=self.num_classes,
-            global_batch=plan.global_batch if plan else 1,
+            global_batch=plan.global_batch,
             seed=self.config.run.seed,
-            patch_size=model.patch_size,
-            off_from_step=plan.steps - unmixed if plan and unmixed else None,
+            patch_size=backbone_of(build_on_meta(self.build)).patch_size if augment.mix_patches else None,
+            off_from_step=plan.steps - unmixed if unmixed else None,
         )

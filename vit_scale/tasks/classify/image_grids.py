@@ -11,7 +11,6 @@ from PIL import Image
 from vit_scale.data.image_grid import caption, draw_grid, to_pil_images
 from vit_scale.tasks.classify.analysis import Misclassified
 
-MAX_IN_BATCH = 16
 _NAME = 20
 
 # From dark violet over red to yellow, as strength goes from 0 to 1.
