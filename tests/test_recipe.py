@@ -52,7 +52,7 @@ def test_nested_sweep_parameters_are_section_options(recipe: Path) -> None:
         ("batch.globall=4", "batch.global"),
         ("nonsense.key=4", "unknown option"),
         ("justaword", "section.name=value"),
-        ("model.attention=flash", "model.attention = flash: this option is now called model.kernel"),
+        ("model.attention=flash", "model.attention = flash: this option was renamed to model.kernel"),
         ("--unknown-flag", "--help"),
         ("optim.lr=fast", "optim.lr = 'fast': must be a number"),
         ("optim.lr=true", "optim.lr = True: must be a number"),
@@ -213,9 +213,9 @@ def test_config_of_an_old_run_directory_still_loads(tmp_path: Path) -> None:
 
 
 def test_old_run_directory_can_be_resumed_loaded_and_shown(tmp_path: Path) -> None:
-    from vit_scale.checkpoints.run_dir import differing_options
     from vit_scale.inference.loaded_run import _read_config
     from vit_scale.page.runs import read_options
+    from vit_scale.train.open_run import differing_options
 
     path = write(tmp_path, "config.yaml", yaml.safe_dump(OLD_NAMES))
     current = build_config(with_current_names(OLD_NAMES))

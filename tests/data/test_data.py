@@ -251,7 +251,7 @@ def test_unreachable_hub_is_reported_immediately(monkeypatch: pytest.MonkeyPatch
     from vit_scale.data.sources import splits as splits_module
 
     queries = []
-    monkeypatch.setattr(splits_module, "hub_answers", lambda: queries.append(1) or False)
+    monkeypatch.setattr(splits_module, "is_hub_reachable", lambda: queries.append(1) or False)
     with pytest.raises(UserError, match="directory not found, and the Hub is unreachable"):
         open_data(DataConfig(source="someone/something"), seed=0)
     assert queries == [1], "no retries"
@@ -274,7 +274,7 @@ def test_gated_and_missing_datasets_are_distinguished(
     def reject(*args: Any, **options: Any) -> None:
         raise datasets.exceptions.DatasetNotFoundError(message)
 
-    monkeypatch.setattr(splits_module, "hub_answers", lambda: True)
+    monkeypatch.setattr(splits_module, "is_hub_reachable", lambda: True)
     monkeypatch.setattr(datasets, "load_dataset", reject)
     with pytest.raises(UserError, match=expected):
         open_data(DataConfig(source="a/b"), seed=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +14,6 @@ from vit_scale.models import create_model
 from vit_scale.models.interface import ImageModel
 from vit_scale.recipe import load_recipe
 from vit_scale.train.build import build_run
-from vit_scale.train.loop import prepare
 
 PHASES = [(0.0, 16), (0.5, 24), (0.75, 32)]
 
@@ -74,10 +72,10 @@ def test_run_counts_the_flops_of_smaller_images(tmp_path: Path, root: Path, fres
     options = [phases, f"run.dir={tmp_path}/run", "track.wandb=disabled", "schedule.steps=4", "schedule.warmup_steps=0"]
     run = build_run(load_recipe(root / "recipes/debug.yaml", options), "debug")
     try:
-        flops = [run.flops_of(step) for step in range(4)]
-        sizes = [prepare(run, batches[0], step=0)[0].shape[-1] for batches in itertools.islice(run.updates(), 1)]
+        flops = [run.cost.flops(run.task.progressive.size_at(step)) for step in range(4)]
+        sizes = [run.task.inputs(next(run.steps())[0], step).args[0].shape[-1] for step in (0, 3)]
     finally:
         run.close()
-    assert sizes == [4]
+    assert sizes == [4, 8]
     assert flops[0] == flops[1] < 0.4 * flops[2]
-    assert flops[2] == flops[3] == run.plan.global_batch * run.description.train_flops_per_image
+    assert flops[2] == flops[3] == run.plan.global_batch * run.cost.flops_per_image[None]

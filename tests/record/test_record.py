@@ -293,7 +293,7 @@ def test_images_and_tables_are_files_of_the_run(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "tables/confusion.json").read_text())
     assert written == {
         "step": 3, "weights": "ema", "name": "confusion", "title": "Confusion matrix", "columns": ["cat", "dog"],
-        "rows": [[1, 2], [3, 4]], "matrix": True, "weakest": "",
+        "rows": [[1, 2], [3, 4]], "matrix": True, "weakest": "", "percent": [],
     }  # fmt: skip
     pictures = json.loads((tmp_path / "summary.json").read_text())["pictures"]
     assert pictures == {"attention": {"title": "Attention", "caption": "of the last block", "step": 3}}

@@ -13,7 +13,6 @@ from vit_scale.errors import UserError
 from vit_scale.models.weights.whitening import TOKEN_STD
 from vit_scale.recipe import load_recipe
 from vit_scale.train.build import build_run
-from vit_scale.train.loop import prepare
 
 OPTIONS = ["model.init=whitened", "track.wandb=disabled", "schedule.steps=4", "schedule.warmup_steps=0"]
 
@@ -24,7 +23,7 @@ def test_whitened_patches_are_those_of_the_first_images_of_the_run(
     options = [*OPTIONS, "augment.progressive=[[0,4],[0.5,8]]", f"run.dir={tmp_path}/run"]
     run = build_run(load_recipe(root / "recipes/debug.yaml", options), "debug")
     try:
-        images, _ = prepare(run, next(run.updates())[0], step=0)
+        (images,) = run.task.inputs(next(run.steps())[0], step=0).args
         with torch.no_grad():
             tokens = run.state.model.patch_embed(images)  # type: ignore[operator]
     finally:
