@@ -46,8 +46,11 @@ class Plan:
         return f"{self.global_batch:,} ({processes} x {accumulation} x {images})"
 
 
-def make_plan(config: Config, *, train_images: int, processes: int, device: str) -> Plan:
-    """Derive the plan from the options; raises `UserError` if a batch size is not divisible."""
+def make_plan(config: Config, *, train_images: int, processes: int, device: str, multiple: int = 1) -> Plan:
+    """Derive the plan from the options; raises `UserError` if a batch size is not divisible.
+
+    The micro-batch of `auto` is a multiple of `multiple`, if one divides the images per process.
+    """
     global_batch = config.batch.global_
     if global_batch % processes:
         raise UserError(
@@ -55,7 +58,7 @@ def make_plan(config: Config, *, train_images: int, processes: int, device: str)
             f"nearest values: {global_batch // processes * processes} and {-(-global_batch // processes) * processes}"
         )
     local_batch = global_batch // processes
-    micro = _micro_batch(config, local_batch, processes, device)
+    micro = _micro_batch(config, local_batch, processes, device, multiple)
     steps = config.schedule.steps or max(1, round((config.schedule.epochs or 0) * train_images / global_batch))
     return Plan(
         train_images=train_images,
@@ -69,11 +72,12 @@ def make_plan(config: Config, *, train_images: int, processes: int, device: str)
     )
 
 
-def _micro_batch(config: Config, local_batch: int, processes: int, device: str) -> int:
+def _micro_batch(config: Config, local_batch: int, processes: int, device: str, multiple: int) -> int:
     micro = config.batch.micro
     if micro == "auto":
-        fitting = range(min(local_batch, DEFAULT_MICRO_BATCH[device]), 0, -1)
-        return next(size for size in fitting if local_batch % size == 0)
+        largest = min(local_batch, DEFAULT_MICRO_BATCH[device])
+        divisors = [size for size in range(largest, 0, -1) if local_batch % size == 0]
+        return next((size for size in divisors if size % multiple == 0), divisors[0])
     if local_batch % micro:
         raise UserError(
             f"batch.micro = {micro}: does not divide {local_batch} images per process "

@@ -31,7 +31,10 @@ TIMM_CLASS_OPTIONS: list[dict] = [
 ]
 
 
-@pytest.mark.parametrize("options", [{}, {"num_classes": 7}, {"in_chans": 1}, {"img_size": (96, 160)}], ids=str)
+ARGUMENTS: list[dict] = [{}, {"num_classes": 7}, {"num_classes": 0}, {"in_chans": 1}, {"img_size": (96, 160)}]
+
+
+@pytest.mark.parametrize("options", ARGUMENTS, ids=str)
 def test_timm_arguments_keep_the_model_name(options: dict) -> None:
     check = check_against_timm(ModelConfig(name=TINY, **options))
     assert check.matched == TINY

@@ -1,4 +1,4 @@
-"""What a task adds to a training image is in FLOPs, memory, plan and MFU alike."""
+"""Every part that a task names is in FLOPs, memory, plan and MFU."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 import vit_scale
 from vit_scale.data.batch import Batch
+from vit_scale.data.progressive import Progressive
 from vit_scale.errors import UserError
 from vit_scale.strategies.replicated import PlainEngine
 from vit_scale.tasks.task import Inputs
@@ -79,6 +80,8 @@ def test_model_that_does_not_fit_is_reported_with_remedies(requested: int | str)
 
 class TwoOutputs:
     """A task whose model returns a tuple, and whose loss draws random numbers."""
+
+    progressive = Progressive((), steps=0)
 
     def example_batch(self, images: int, size: tuple[int, int]) -> Batch:
         return Batch(torch.zeros(images, 3, *size, dtype=torch.uint8), {}, torch.arange(images))

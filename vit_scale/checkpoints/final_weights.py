@@ -17,11 +17,10 @@ from vit_scale.files import describe_write_error, replacing
 def write_final_weights(snapshot: Snapshot, run_dir: Path, *, is_main: bool) -> list[Path]:
     """Write the final weights to `run_dir` and return their paths; all ranks must call it.
 
-    Rank 0 collects every tensor before it writes the first file: if a write fails, no rank waits for it.
+    Rank 0 collects every tensor before it writes the first file: if a write fails, no rank waits for it. Raises
+    `UserError` if a copy does not fit in host memory or a file cannot be written.
     """
-    copies = HostCopies()
-    weights = copies.take("raw", snapshot.whole())
-    ema = copies.take("ema", snapshot.whole_ema())
+    weights, ema = _collect(snapshot, run_dir)
     paths = [run_dir / FINAL["raw"]]
     if is_main:
         _write(weights, paths[0])
@@ -29,6 +28,25 @@ def write_final_weights(snapshot: Snapshot, run_dir: Path, *, is_main: bool) -> 
         paths.append(run_dir / FINAL["ema"])
         _write(weights | ema, paths[1])
     return paths
+
+
+def _collect(snapshot: Snapshot, run_dir: Path) -> tuple[Tensors, Tensors]:
+    """Return copies of the weights and the EMA weights; exhaust both iterators even if memory runs out."""
+    copies = HostCopies()
+    collected: list[Tensors] = []
+    failure: MemoryError | None = None
+    for kind, tensors in (("raw", snapshot.whole), ("ema", snapshot.whole_ema)):
+        try:
+            collected.append(copies.take(kind, tensors()))
+        except MemoryError as error:
+            failure = error
+    if failure is not None:
+        raise UserError(
+            f"{run_dir}: not enough host memory to collect the final weights ({failure}).\n"
+            "Training is complete. Free some host memory and rerun the same command to write the weights."
+        ) from failure
+    weights, ema = collected
+    return weights, ema
 
 
 def _write(tensors: Tensors, path: Path) -> None:

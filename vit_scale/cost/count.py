@@ -26,9 +26,10 @@ from vit_scale.cost.closed_form import (
     recomputed_blocks,
     training_tokens,
 )
-from vit_scale.cost.meta import twin, unwrap
+from vit_scale.cost.meta import full_shape, twin, unwrap
 from vit_scale.cost.parts import params_by_part
 from vit_scale.models.drop_path import drop_path_rates
+from vit_scale.models.interface import backbone_of
 from vit_scale.models.variants import Variant
 from vit_scale.models.vit import VisionTransformer
 
@@ -146,3 +147,11 @@ def count_model(model: nn.Module, img_size: tuple[int, int] | None = None, in_ch
     channels: int = in_chans or model.in_chans  # type: ignore[assignment]
     traced = trace(twin(model), size, channels)
     return ModelCount(params, dict(traced.macs), traced.norm_elements, TRACED)
+
+
+def count_trained(model: nn.Module) -> ModelCount:
+    """Count all parameters of the model that is trained; of a composite, MACs are those of its backbone."""
+    count = count_model(backbone_of(model))
+    added = sum(full_shape(p).numel() for p in model.parameters()) - count.params
+    parts = count.params_by_part | {"other": count.params_by_part["other"] + added}
+    return replace(count, params_by_part=parts)

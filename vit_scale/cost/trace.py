@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from vit_scale.cost.parts import MAC_PARTS, head_names, part_of_name
-from vit_scale.models.vit import VisionTransformer
 
 Shape = tuple[int, ...]
 
@@ -42,12 +41,7 @@ def trace(model: nn.Module, img_size: tuple[int, int], in_chans: int) -> Trace:
     result, stack = Trace(), ["other"]
     image = torch.empty(1, in_chans, *img_size, device="meta")
     with torch.no_grad(), _hooks(model, result, stack), _Operations(result, stack):
-        if isinstance(model, VisionTransformer):
-            model.forward_head(
-                model.forward_features(image)
-            )  # forward() would skip tokens that the head does not read.
-        else:
-            model(image)
+        model(image)
     return result
 
 

@@ -1,4 +1,4 @@
-"""What a training image costs, from the parts that a task names: used by MFU, report, plan and memory alike."""
+"""Training cost per image, from the parts that a task names; used by MFU, report, plan and memory model."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class TrainingCost:
 def training_cost(parts: list[CostPart], config: Config, *, batch: int | None, side: int | None = None) -> TrainingCost:
     """Count what training executes per image.
 
-    `batch`: images per forward pass if stochastic depth rounds to whole ones, else None. `side`: another image size
-    than the model's own.
+    `batch`: images per forward pass if stochastic depth rounds to whole ones, otherwise None. `side`: another image
+    size than the model's own.
     """
     return TrainingCost({part.label: _flops(part, config, batch, side) for part in parts})
 

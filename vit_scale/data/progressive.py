@@ -27,6 +27,12 @@ class Progressive:
         sizes = [size for start, size in self._starts if step >= start]
         return sizes[-1] if sizes else None
 
+    def largest_step(self) -> int:
+        """Return a step with the largest images of the run."""
+        starts = [start for start, _ in self._starts]
+        # Before the first phase, images have the model's own size, which no phase exceeds.
+        return max(starts, key=lambda step: self.size_at(step) or 0) if starts and starts[0] == 0 else 0
+
     def __call__(self, images: torch.Tensor, step: int) -> torch.Tensor:
         """Resize `images` [B, C, H, W] to the size of the step."""
         size = self.size_at(step)

@@ -1,4 +1,7 @@
-"""Dropout (Srivastava et al. 2014)."""
+"""Dropout of elements (Srivastava et al. 2014) and of patches.
+
+Shapes: B batch, N tokens, D token width.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -28,3 +31,17 @@ class Dropout(nn.Module):
     def extra_repr(self) -> str:
         """Describe the layer in print(model)."""
         return f"rate={self.rate:g}"
+
+
+def drop_patches(x_BND: Tensor, rate: float, prefix: int) -> tuple[Tensor, Tensor]:
+    """Keep all prefix tokens and per image a random fraction 1 - rate of its patches, at least one.
+
+    Returns the tokens that are kept and their indices, [B, N].
+    """
+    batch, tokens, dim = x_BND.shape
+    patches = tokens - prefix
+    kept = max(1, int(patches * (1 - rate)))
+    order = torch.rand(batch, patches, device=x_BND.device).argsort(dim=1)[:, :kept] + prefix
+    first = torch.arange(prefix, device=x_BND.device).expand(batch, -1)
+    keep_BN = torch.cat([first, order], dim=1)
+    return x_BND.gather(1, keep_BN.unsqueeze(-1).expand(-1, -1, dim)), keep_BN

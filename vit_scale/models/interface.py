@@ -8,7 +8,7 @@ from torch import Size, Tensor, nn
 
 
 def backbone_of(model: nn.Module) -> Any:
-    """Return the image model inside a composite of backbone and decoder, or the model itself."""
+    """Return the image model inside a composite (models/composite.py), or the model itself."""
     return getattr(model, "backbone", model)
 
 
@@ -40,7 +40,7 @@ class ImageModel(nn.Module):
         """Accept images of other sizes from now on; raise `UserError` if the model cannot."""
         raise NotImplementedError
 
-    def compile_blocks(self) -> None:
+    def compile_blocks(self, **options: Any) -> None:
         """Compile each block in place; parameter names do not change."""
         raise NotImplementedError
 

@@ -18,12 +18,11 @@ from vit_scale.kernels.watch import remember_types
 from vit_scale.models.attention import NORM_EPS, Kernel
 from vit_scale.models.block import Block
 from vit_scale.models.drop_path import drop_path_rates
-from vit_scale.models.dropout import Dropout
+from vit_scale.models.dropout import Dropout, drop_patches
 from vit_scale.models.interface import full_shape
 from vit_scale.models.patch_embed import PatchEmbed
 from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding, RowColumnEmbedding, sincos_2d
-from vit_scale.models.tokens import drop_patches, pool_tokens
-from vit_scale.models.variants import Variant
+from vit_scale.models.variants import Pool, Variant
 from vit_scale.models.weights.init import is_token_or_position
 from vit_scale.models.weights.resample import resample_positions
 
@@ -100,7 +99,7 @@ class VisionTransformer(nn.Module):
         """Map tokens to logits, or with `pre_logits` to the features that the head receives."""
         if self.variant.distilled:
             return self._forward_two_heads(x_BND, pre_logits)
-        pooled = self.fc_norm(pool_tokens(x_BND, self.variant.pool, self.num_prefix_tokens))
+        pooled = self.fc_norm(_pool(x_BND, self.variant.pool, self.num_prefix_tokens))
         return pooled if pre_logits else self.head(pooled)
 
     def forward_intermediates(
@@ -248,6 +247,17 @@ class VisionTransformer(nn.Module):
         if self.distilled_training and self.training:
             return logits, distilled_logits
         return (logits + distilled_logits) / 2
+
+
+def _pool(x_BND: Tensor, pool: Pool, prefix: int) -> Tensor:
+    """Return the class token, the mean or maximum of patch tokens [B, D], or every token [B, N, D]."""
+    if pool == "cls":
+        return x_BND[:, 0]
+    if pool == "mean":
+        return x_BND[:, prefix:].mean(dim=1)
+    if pool == "max":
+        return x_BND[:, prefix:].amax(dim=1)
+    return x_BND
 
 
 def _head(variant: Variant) -> nn.Module:

@@ -68,7 +68,7 @@ class MemoryModel:
     def fits(self, strategy: Strategy, micro_batch: int, accumulation: int) -> bool:
         return self.footprint(strategy, micro_batch, accumulation).peak <= self.machine.memory
 
-    def largest_micro_batch(self, strategy: Strategy, plan: Plan, *, even: bool) -> int | None:
+    def largest_micro_batch(self, strategy: Strategy, plan: Plan, *, multiple: int) -> int | None:
         """Return the largest size that fits among those tried with `batch.micro: auto`, or None."""
         local_batch = plan.global_batch // plan.processes
 
@@ -76,7 +76,7 @@ class MemoryModel:
             return 1.0 if self.fits(strategy, size, local_batch // size) else None
 
         try:
-            return choose_micro_batch("auto", local_batch, trial, multiple=2 if even else 1)[0]
+            return choose_micro_batch("auto", local_batch, trial, multiple=multiple)[0]
         except DoesNotFit:
             return None
 

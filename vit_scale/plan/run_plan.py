@@ -106,9 +106,10 @@ def make_run_plan(
     data = data_size(config, images)
     precision = machine.precision(config.parallel.precision)
     config = _resolve_options(config, data, precision)
-    plan = make_plan(config, train_images=data.images, processes=machine.devices, device=machine.device)
     # The report excludes activations: the micro-batch size is determined from it.
     report = report_on(dataclasses.replace(config, batch=BatchConfig()), gpus=machine.devices)
+    sizes: dict[str, Any] = {"train_images": data.images, "processes": machine.devices, "device": machine.device}
+    plan = make_plan(config, **sizes, multiple=report.multiple)
     plan, options = _strategies(config, plan, report, machine, precision, sharding(strategy))
     count = report.count
     zero = strategy.startswith("zero")
@@ -135,11 +136,11 @@ def _strategies(
 ) -> tuple[Plan, dict[Strategy, Option]]:
     """Return the plan with the micro-batch size resolved for the selected strategy, and all strategies at that size."""
     memory = memory_model(report, machine, config)
-    even = bool(config.augment.mixup or config.augment.cutmix)
-    largest = {strategy: memory.largest_micro_batch(strategy, plan, even=even) for strategy in STRATEGIES}
+    multiple = report.multiple
+    largest = {strategy: memory.largest_micro_batch(strategy, plan, multiple=multiple) for strategy in STRATEGIES}
     if config.batch.micro == "auto" and machine.device == "cuda":
         local_batch = plan.global_batch // plan.processes
-        smallest = 2 if even and local_batch % 2 == 0 else 1
+        smallest = multiple if local_batch % multiple == 0 else 1
         plan = plan.with_micro_batch(largest[chosen] or smallest)
     batch = (plan.micro_batch, plan.accumulation)
     options = {

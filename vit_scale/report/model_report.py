@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import nn
 
 from vit_scale.config import Config
 from vit_scale.cost.activations import Activations, Precision, measured_activations, vit_activations
-from vit_scale.cost.count import ModelCount, count_model
+from vit_scale.cost.count import ModelCount, count_trained
 from vit_scale.cost.memory import States, Strategy, optimizer_moments, states_by_strategy
 from vit_scale.cost.meta import build_on_meta
 from vit_scale.cost.trace import stage_names
@@ -18,6 +19,7 @@ from vit_scale.cost.training import CostPart, frozen_bytes, training_cost
 from vit_scale.data.batch import DataInfo
 from vit_scale.models.interface import backbone_of
 from vit_scale.models.variants import TIMM_PREFIX, resolve_variant
+from vit_scale.models.vit import VisionTransformer
 from vit_scale.tasks import task_class
 from vit_scale.tasks.task import Task
 
@@ -69,6 +71,8 @@ class ModelReport:
     memory: dict[Strategy, dict[str, int]]
     """Bytes per GPU: strategy -> part -> bytes; includes activations if the batch size is known."""
     assumed: Assumed
+    multiple: int
+    """Micro-batches are a multiple of this, if possible."""
 
     @property
     def train_flops(self) -> float:
@@ -125,28 +129,21 @@ def report_on(
     trained = build_on_meta(task.build)
     parts = task.cost_parts(trained)
     model = backbone_of(trained)
-    count = count_model(model)
     assumed = _assumed(config, gpus, batch)
-    cost: dict[str, Any] = {
-        "drop_path": assumed.drop_path,
-        "drop_path_schedule": config.model.drop_path_schedule,
-        "drop_path_mode": assumed.drop_path_mode,
-        "patch_dropout": assumed.patch_dropout,
-        "activation_checkpointing": assumed.activation_checkpointing,
-    }
-    activations = _activations(config, model, count, assumed.precision, cost)
+    activations = _activations(config, parts, assumed.precision)
     return ModelReport(
         model=config.model.name,
         recipe=recipe,
         image_size=model.img_size,  # type: ignore[arg-type]
         patch_size=model.patch_size,  # type: ignore[arg-type]
         classes=model.num_classes,  # type: ignore[arg-type]
-        count=count,
+        count=count_trained(trained),
         cost_parts=tuple(parts),
         train_flops_by_part=training_cost(parts, config, batch=assumed.batch).flops,
         activations=activations,
         memory=_memory(config, trained, parts, assumed, activations),
         assumed=assumed,
+        multiple=task.multiple,
     )
 
 
@@ -165,15 +162,34 @@ def _assumed(config: Config, gpus: int, batch: int | None) -> Assumed:
     )
 
 
-def _activations(
-    config: Config, model: nn.Module, count: ModelCount, precision: Precision, cost: dict[str, Any]
-) -> Activations:
-    if count.variant is not None:
-        return vit_activations(count.variant, precision=precision, kernel=config.model.kernel, **cost)
+def _activations(config: Config, parts: list[CostPart], precision: Precision) -> Activations:
+    """Return the activations of all trained parts; those of a frozen one are not saved."""
+    by_part: Counter[str] = Counter()
+    recomputed = 0
+    for part in (part for part in parts if part.backward):
+        activations = _activations_of(part, config, precision)
+        by_part.update({name: round(part.images * size) for name, size in activations.by_part.items()})
+        recomputed = max(recomputed, round(part.images * activations.recomputed))
+    return Activations(dict(by_part), recomputed)
+
+
+def _activations_of(part: CostPart, config: Config, precision: Precision) -> Activations:
+    module: Any = part.module
     checkpointing = config.parallel.activation_checkpointing
+    if isinstance(module, VisionTransformer):
+        return vit_activations(
+            module.variant,
+            precision=precision,
+            drop_path=config.model.drop_path,
+            drop_path_schedule=config.model.drop_path_schedule,
+            drop_path_mode=config.model.drop_path_mode,
+            patch_dropout=1 - part.tokens if part.tokens < 1 else config.model.patch_dropout,
+            activation_checkpointing=checkpointing,
+            kernel=config.model.kernel,
+        )
     if checkpointing != "none":
-        model.set_activation_checkpointing(checkpointing)  # type: ignore[operator]
-    return measured_activations(model, model.img_size, model.in_chans, precision)  # type: ignore[arg-type]
+        module.set_activation_checkpointing(checkpointing)
+    return measured_activations(module, module.img_size, module.in_chans, precision)
 
 
 def _task_without_data(config: Config, task_type: type[Task]) -> Task:
@@ -190,14 +206,13 @@ def _task_without_data(config: Config, task_type: type[Task]) -> Task:
 def _memory(
     config: Config, model: nn.Module, parts: list[CostPart], assumed: Assumed, activations: Activations
 ) -> dict[Strategy, dict[str, int]]:
-    stages = [model.get_submodule(name) for name in stage_names(model)]
     states = States(
         params=sum(p.numel() for p in model.parameters()),
         gpus=assumed.gpus,
         precision=assumed.precision,
         moments=optimizer_moments(config.optim.name, config.optim.momentum),
         ema=assumed.ema,
-        largest_block=max(sum(p.numel() for p in stage.parameters()) for stage in stages),
+        largest_block=max(sum(p.numel() for p in stage.parameters()) for stage in _stages(model)),
     )
     memory = states_by_strategy(states)
     frozen = frozen_bytes(parts, assumed.precision)
@@ -207,3 +222,12 @@ def _memory(
         if assumed.batch is not None:
             sizes["activations"] = assumed.batch * activations.total
     return memory
+
+
+def _stages(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of a model, with the blocks of a composite's backbone one by one."""
+    backbone: nn.Module = backbone_of(model)
+    stages = [backbone.get_submodule(name) for name in stage_names(backbone)]
+    if backbone is not model:
+        stages += [model.get_submodule(name) for name in stage_names(model) if name != "backbone"]
+    return stages

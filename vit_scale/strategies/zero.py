@@ -158,12 +158,19 @@ class ZeroEngine:
 
     @contextmanager
     def trying(self) -> Iterator[None]:
-        """Discard the gradient of the passes inside. Ranks communicate in them as in a step."""
+        """Discard the gradient of the passes inside. Ranks communicate in them as in a step.
+
+        After an error in a forward pass or in the loss the engine is usable if it occurred on every rank.
+        """
         zero, before = self._wrapped.optimizer, self._wrapped.optimizer.micro_step_id
         self._is_trying = True
         self._wrapped.set_gradient_accumulation_boundary(is_boundary=False)
         try:
             yield
+        except BaseException:
+            if isinstance(self.shards, Zero3Shards):
+                zero.empty_partition_cache()  # Layers in use keep their full weights otherwise.
+            raise
         finally:
             self._is_trying = False
             zero.zero_grad()

@@ -133,7 +133,7 @@ class Task(ABC):
     target: ClassVar[Target] = ClassTarget()
     """The target of a sample: a class, a mask, boxes, captions or nothing (vit_scale.data.targets)."""
     multiple: int = 1
-    """Micro-batches must be a multiple of this."""
+    """Micro-batches that `batch.micro: auto` chooses are a multiple of this, if one divides the images per process."""
 
     def __init__(self, config: Config, info: DataInfo, plan: Plan | None = None) -> None:
         """Check what can be checked without the data; raises `UserError`. `plan` is None outside of training."""
@@ -148,7 +148,11 @@ class Task(ABC):
 
     @abstractmethod
     def build(self) -> nn.Module:
-        """Construct the model: what is wrapped, sharded, averaged and saved. `init_weights` initializes it."""
+        """Construct the model: what is wrapped, sharded, averaged and saved. `init_weights` initializes it.
+
+        To add layers to a backbone, subclass `vit_scale.models.composite.Composite`, which has all the other methods
+        that training calls.
+        """
 
     @abstractmethod
     def inputs(self, batch: Batch, step: int) -> Inputs:
@@ -216,8 +220,12 @@ class Task(ABC):
         """See all micro-batches of a step before the first one; the one hook, for losses over the whole batch."""
 
     def cost_parts(self, model: nn.Module) -> list[CostPart]:
-        """Return what a training image costs: by default one forward and backward pass of the model."""
-        return [CostPart("model", model)]
+        """Return the modules that run per training image: by default one forward and backward pass of the model.
+
+        Of a composite this is the backbone alone, because what its other layers receive is unknown here. Override it
+        to count them, with modules that `vit_scale.cost.count.count_model` can count.
+        """
+        return [CostPart("model", backbone_of(model))]
 
     def facts(self) -> dict[str, Any]:
         """Return what the result depends on besides the options; a run is not resumed with other facts."""

@@ -15,7 +15,7 @@ from vit_scale.checkpoints.writer import CheckpointFolder
 from vit_scale.config import Config
 from vit_scale.cost.activations import Precision
 from vit_scale.cost.background_check import BackgroundCheck
-from vit_scale.cost.count import count_model
+from vit_scale.cost.count import count_trained
 from vit_scale.cost.hardware import peak
 from vit_scale.cost.training import StepCost, training_cost
 from vit_scale.data.augment.rand_augment import parse_spec
@@ -70,8 +70,7 @@ def build_run(
     decided = _decide(config)
     chosen_task = task_type or task_class(config)
     data = open_data(config.data, chosen_task.make_target(config), seed=config.run.seed)
-    plan = make_plan(config, train_images=_train_images(config, data), processes=world_size(), device=decided.device)
-    task = chosen_task(config, data.info, plan)
+    task, plan = _make_task(config, chosen_task, data, decided.device)
     override = override_warning(config, plan, decided.strategy, decided.precision)
     strategy = make_strategy(config, plan, decided.strategy, decided.precision)
     model, weights_note = _build_model(config, task, data, strategy)
@@ -129,6 +128,14 @@ def _decide(config: Config) -> Decided:
     return Decided(strategy, precision, device.type, [note] if note else [])
 
 
+def _make_task(config: Config, task_type: type[Task], data: Data, device: str) -> tuple[Task, Plan]:
+    """Return the task and its plan, whose default micro-batch only an instance of the task determines."""
+    sizes: dict[str, Any] = {"train_images": _train_images(config, data), "processes": world_size(), "device": device}
+    task = task_type(config, data.info, make_plan(config, **sizes))
+    task.plan = plan = make_plan(config, **sizes, multiple=task.multiple)
+    return task, plan
+
+
 def _train_images(config: Config, data: Data) -> int:
     """Return the number of training images; 0 for a stream of unknown length, which needs `schedule.steps`."""
     if isinstance(data.train, StreamSource) and config.schedule.steps is not None:
@@ -168,7 +175,7 @@ def _step_cost(config: Config, plan: Plan, task: Task, model: nn.Module, device:
 
 def _open_record(run: Run, recipe: str, decided: Decided, data: Data) -> Record:
     """Print the header, write config.yaml and open the record."""
-    count, terminal = count_model(backbone_of(run.state.model)), run.record.terminal
+    count, terminal = count_trained(run.state.model), run.record.terminal
     how: dict[str, Any] = {"strategy": decided.strategy, "precision": decided.precision, "peak": run.cost.peak}
     rows = header_rows(run.config, run.plan, count, data=data.description, folder=run.folder, **how)
     terminal.table(f"Training {recipe}", rows)

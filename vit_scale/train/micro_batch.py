@@ -100,7 +100,11 @@ def trial_on_engine(engine: Engine, task: Task, *, repeats: int = 3) -> Trial:
     """Return a trial that runs forward and backward passes with the loss of `task`; all ranks must call it.
 
     Memory of state that the first step allocates is reserved meanwhile. A trial leaves no gradient and changes neither
-    weights, buffers, optimizer state nor random numbers. It fits only if it fits on every rank.
+    weights, buffers, optimizer state nor random numbers. It fits only if it fits on every rank. Images have the largest
+    size of `augment.progressive`.
+
+    Under ZeRO, ranks communicate during a pass: if one alone runs out of memory in the middle, the others wait for it
+    until parallel.timeout_seconds.
     """
 
     def trial(size: int) -> float | None:
@@ -137,12 +141,13 @@ def _unchanged(engine: Engine) -> Iterator[None]:
 def _images_per_second(engine: Engine, task: Task, size: int, repeats: int) -> float:
     reserved = torch.empty(engine.future_bytes(), dtype=torch.uint8, device=engine.device)
     batch = task.example_batch(size, backbone_of(engine.model).img_size)
+    step = task.progressive.largest_step()
     best = float("inf")
     for _ in range(repeats):
         start = time.perf_counter()
         with engine.trying():
-            task.before_update([batch], 0, engine)
-            inputs = task.inputs(batch, 0)
+            task.before_update([batch], step, engine)
+            inputs = task.inputs(batch, step)
             engine.backward(task.loss(engine(*inputs.args), inputs)["loss"])
         if engine.device.type == "cuda":
             torch.cuda.synchronize(engine.device)

@@ -18,6 +18,7 @@ from torch import Tensor
 from vit_scale.checkpoints.run_weights import find_run_weights
 from vit_scale.errors import UserError
 from vit_scale.hub import is_hub_reachable, offline
+from vit_scale.models.composite import BACKBONE
 from vit_scale.models.variants import TIMM_PREFIX, check_model_name
 
 StateDict = dict[str, Tensor]
@@ -38,10 +39,11 @@ def read_weights(source: str | Path) -> StateDict:
         return read_hub(str(source))
     path = Path(source)
     if path.is_dir():
-        return find_run_weights(path).read()
+        return _without_backbone_prefix(find_run_weights(path).read())
     if not path.is_file():
         raise UserError(f"model.weights = {source}: file or directory not found.")
-    return _rename(_read_torch(path) if path.suffix in _TORCH_SUFFIXES else _read_safetensors(path))
+    weights = _read_torch(path) if path.suffix in _TORCH_SUFFIXES else _read_safetensors(path)
+    return _without_backbone_prefix(_rename(weights))
 
 
 def read_hub(source: str, **options: Any) -> StateDict:
@@ -85,6 +87,19 @@ def _read_torch(path: Path) -> StateDict:
     if not isinstance(content, dict) or not any(isinstance(value, Tensor) for value in content.values()):
         raise UserError(f"model.weights = {path}: it contains no named tensors.")
     return {name: value for name, value in content.items() if isinstance(value, Tensor)}
+
+
+def _without_backbone_prefix(weights: StateDict) -> StateDict:
+    """Return a composite's backbone under timm's names; other weights unchanged.
+
+    The composite's other layers are marked, because one that is called `head` is not the head of the backbone.
+    """
+    if not any(name.startswith(BACKBONE) for name in weights):
+        return weights
+    return {
+        name.removeprefix(BACKBONE) if name.startswith(BACKBONE) else f"composite.{name}": tensor
+        for name, tensor in weights.items()
+    }
 
 
 def _rename(weights: Mapping[str, Tensor]) -> StateDict:

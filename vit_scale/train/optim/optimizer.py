@@ -10,6 +10,7 @@ from torch import nn
 from vit_scale.config import OptimConfig
 from vit_scale.errors import UserError, did_you_mean
 from vit_scale.kernels.startup import without_compiler
+from vit_scale.models.composite import BACKBONE
 from vit_scale.models.interface import full_shape
 from vit_scale.train.optim.muon import Muon
 
@@ -32,7 +33,7 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
             continue
         decay = 0.0 if len(full_shape(p)) <= 1 or name in undecayed else config.weight_decay
         scale = _lr_scale(model, name, config.layer_decay)
-        matrix = config.name == "muon" and len(full_shape(p)) == 2 and name.startswith("blocks.")
+        matrix = config.name == "muon" and len(full_shape(p)) == 2 and name.removeprefix(BACKBONE).startswith("blocks.")
         if config.name == "muon" and not matrix and config.adamw_lr is not None:
             scale *= config.adamw_lr / config.lr
         new = {"params": [], "weight_decay": decay, "lr_scale": scale} | ({"matrices": True} if matrix else {})
