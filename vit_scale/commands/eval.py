@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
     loaded = load_target(args.target, model=args.model, weights=args.weights, overrides=overrides)
     if loaded.folder is None and args.data is None:
         raise UserError(f"{args.target}: no data to evaluate on. Add --data SOURCE")
-    data = open_eval_data(loaded.config, args.data, args.split)
+    data = open_eval_data(loaded, args.data, args.split)
     loaded, relabel = fit_classes(loaded, data, match_by_index=args.match_by_index)
     out = _out_dir(args, loaded, data)
     processes = join_processes()
