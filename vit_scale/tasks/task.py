@@ -137,6 +137,8 @@ class Task(ABC):
     """The first one is "best": for checkpoints, the summary, patience and sweeps."""
     target: ClassVar[Target] = ClassTarget()
     """What a sample has besides its image: a class, a mask, boxes, captions or nothing (vit_scale.data.targets)."""
+    commands: ClassVar[tuple[str, ...]] = ("eval",)
+    """Commands that support runs of this task, suggested at the end of a run. They load only tasks in `TASKS`."""
     multiple: int = 1
     """Micro-batches must be a multiple of this."""
 
