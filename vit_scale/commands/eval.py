@@ -1,4 +1,4 @@
-"""`vit-scale eval` and `launch/eval.py`: evaluate accuracy, confusion and calibration of a run or named model."""
+"""`vit-scale eval` and `launch/eval.py`: compute the metrics of a run or named model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from vit_scale.inference.loaded_run import LoadedRun
 
 USAGE = "%(prog)s RUN_OR_WEIGHTS [--data SOURCE] [--split NAME] [section.option=value ...] [options]"
-DESCRIPTION = """Compute top-1, top-5, loss, per-class metrics, confusion matrix and calibration error.
+DESCRIPTION = """Compute the metrics of a run's task. For classification: top-1, top-5, loss and calibration error, with
+tables and figures of the results per class, the confusion matrix, misclassified images and attention maps.
 
 RUN_OR_WEIGHTS is a run directory (also of a run in progress), a checkpoint directory, timm/NAME with its published
 weights, or a weights file with --model. timm models are evaluated with the preprocessing of timm's validate.py. Figures
