@@ -52,10 +52,6 @@ class LoadedRun:
         """The image model: inside of a composite, or the model itself."""
         return backbone_of(self.model)
 
-    def class_name(self, index: int) -> str:
-        """Return the name of a class, or its number."""
-        return self.class_names[index] if self.class_names else str(index)
-
     def with_class_names(self, names: tuple[str, ...]) -> LoadedRun:
         """Return the same model with names for its classes."""
         task = type(self.task)(self.task.config, self.task.info._replace(class_names=names))
