@@ -50,7 +50,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command("vit_scale.commands.train", "train a recipe"),
     "plan": Command("vit_scale.commands.train", "estimate time, memory and communication of a recipe", ("--dry-run",)),
-    "eval": Command("vit_scale.commands.eval", "evaluate a run or a model: accuracy, confusion matrix, calibration"),
+    "eval": Command("vit_scale.commands.eval", "evaluate a run or a model: metrics, tables and figures of its task"),
     "predict": Command("vit_scale.commands.predict", "classify images with a run"),
     "export": Command("vit_scale.commands.export", "export a run's model to timm, ONNX, torch.export or the Hub"),
     "show": Command("vit_scale.commands.show_run", "write an HTML page with the curves and images of runs"),

@@ -38,6 +38,7 @@ def test_card_of_a_classifier_has_accuracy_as_percentages(run: LoadedRun, traine
     assert f"`vit_mu`, trained with vit_scale on embedded:digits (10 classes). Top-1 accuracy: {top1}." in card
     assert f"| Top-1 accuracy, EMA weights | {top1} |" in card
     assert f"| Loss, raw weights | {summary['val/loss']:.4f} |" in card
+    assert 'print(model.pretrained_cfg["label_names"][probabilities.argmax()])' in card
     result = yaml.safe_load(card.split("---")[1])["model-index"][0]["results"][0]["metrics"]
     value = round(100 * summary["val_ema/top1"], 3)
     assert result == [{"type": "accuracy", "value": value, "name": "Top-1 accuracy (%)"}]
@@ -67,6 +68,9 @@ def test_card_of_another_task_has_its_tag_sentence_and_metrics(run: LoadedRun) -
     assert "On the validation images at step 12:" in card
     assert "| Depth RMSE, EMA weights | 0.2500 |" in card
     assert "accuracy" not in card
+    assert 'timm.create_model("local-dir:path/to/this/directory", pretrained=True)' in card
+    assert "softmax" not in card
+    assert "label_names" not in card
 
 
 def test_card_of_a_run_without_evaluation_has_no_results(run: LoadedRun) -> None:

@@ -82,6 +82,7 @@ def test_tables_and_figures_are_written_to_the_run_directory(run: Path, capsys: 
     assert main([str(run)]) == 0
     folder = run / "eval-val"
     written = {"metrics.json", "classes.csv", "confusion.csv", "confusion.png", "reliability.png"}
+    written |= {"mistakes.png", "attention.png"}
     assert {path.name for path in folder.iterdir()} == written
     with (folder / "confusion.csv").open() as file:
         rows = list(csv.reader(file))

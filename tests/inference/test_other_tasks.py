@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from mean_color import RECIPE, MeanColor
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -18,6 +21,7 @@ from vit_scale.errors import UserError
 from vit_scale.inference.eval_data import fit_classes, open_eval_data
 from vit_scale.inference.eval_report import print_evaluation, to_json, write_files
 from vit_scale.inference.evaluate_run import evaluate_run
+from vit_scale.inference.loaded_run import LoadedRun
 from vit_scale.inference.prediction import predict
 from vit_scale.models import construct_from_config
 from vit_scale.recipe import build_config, to_yaml
@@ -104,15 +108,36 @@ def test_task_type_replaces_the_task_and_data_is_not_read(run_dir: Path) -> None
 
 
 def test_run_of_another_task_is_not_loaded_as_classifier(run_dir: Path) -> None:
-    with pytest.raises(UserError, match="model.safetensors"):
+    with pytest.raises(UserError, match="was trained with task 'brightness'; pass task_type= to load_run"):
         vit_scale.load_run(run_dir)
+
+
+def test_run_is_not_loaded_as_another_custom_task(run_dir: Path) -> None:
+    with pytest.raises(UserError, match="was trained with task 'brightness'"):
+        vit_scale.load_run(run_dir, task_type=MeanColor)
+
+
+def test_run_of_an_earlier_version_has_no_recorded_task(run_dir: Path) -> None:
+    (run_dir / "summary.json").write_text(json.dumps({"in_chans": 1, "class_names": ["a", "b", "c"]}))
+    assert isinstance(vit_scale.load_run(run_dir, task_type=Brightness).task, Brightness)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["eval.py", "{run}"], ["predict.py", "{run}", "{run}"], ["export.py", "{run}", "--to", "timm"]]
+)
+def test_commands_reject_a_run_of_a_custom_task(run_dir: Path, launch: Callable, arguments: list[str]) -> None:
+    Image.new("L", (8, 8)).save(run_dir / "image.png")
+    script, *rest = (argument.format(run=run_dir) for argument in arguments)
+    done = launch(f"launch/{script}", *rest)
+    assert done.returncode == 2
+    assert done.stderr == f"error: {run_dir} was trained with task 'brightness'; pass task_type= to load_run\n"
 
 
 def test_evaluation_of_another_task_equals_its_definition(
     run_dir: Path, fresh_accelerate: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded = vit_scale.load_run(run_dir, task_type=Brightness)
-    data = open_eval_data(loaded.config, None, None)
+    data = open_eval_data(loaded, None, None)
     fitted, relabel = fit_classes(loaded, data)
     assert fitted is loaded
     assert relabel is None, "labels are not matched to classes"
@@ -135,6 +160,51 @@ def test_evaluation_of_another_task_equals_its_definition(
     names = write_files(evaluation, {}, run_dir / "eval")
     assert names == ["metrics.json", "bins.csv", "histogram.png"]
     assert {path.name for path in (run_dir / "eval").iterdir()} == set(names)
+
+
+@pytest.fixture(scope="module")
+def mean_color(tmp_path_factory: pytest.TempPathFactory) -> LoadedRun:
+    """A finished run of a task whose data has no targets."""
+    folder = tmp_path_factory.mktemp("mean_color") / "run"
+    return vit_scale.train(RECIPE, {"run.dir": str(folder), "schedule.steps": 4}, task=MeanColor)
+
+
+def test_evaluation_of_a_custom_task_equals_that_of_training(mean_color: LoadedRun, fresh_accelerate: None) -> None:
+    data = open_eval_data(mean_color, None, None)
+    assert data.class_names == ()
+    assert data.description == "embedded:digits, val"
+    fitted, relabel = fit_classes(mean_color, data)
+    evaluation = evaluate_run(fitted, data, relabel, join_processes())
+    assert evaluation.images == 180
+    assert evaluation.metrics == pytest.approx({"error": mean_color.record["val_ema/error"]}, rel=1e-5)
+
+
+def test_custom_task_is_evaluated_on_images_without_labels(
+    mean_color: LoadedRun, tmp_path: Path, fresh_accelerate: None
+) -> None:
+    for value in (0, 100, 200):
+        Image.new("L", (8, 8), value).save(tmp_path / f"{value}.png")
+    data = open_eval_data(mean_color, str(tmp_path), None)
+    assert data.description == f"{tmp_path}, train"
+    assert evaluate_run(mean_color, data, None, join_processes()).images == 3
+
+
+def test_columns_of_the_run_are_kept_for_other_data_that_has_them(mean_color: LoadedRun, tmp_path: Path) -> None:
+    """The data of the run has two image columns, so they must be named; a directory has only one."""
+    import datasets
+
+    images = [Image.new("L", (8, 8), value) for value in (0, 100)]
+    table = datasets.Dataset.from_dict(
+        {"left": images, "right": images[::-1]},
+        features=datasets.Features(left=datasets.Image(), right=datasets.Image()),
+    )
+    table.save_to_disk(tmp_path / "pairs")
+    (tmp_path / "images").mkdir()
+    images[1].save(tmp_path / "images/one.png")
+    run = replace(mean_color, config=build_config(OPTIONS, ["data.image_column=right"]))
+    pairs = open_eval_data(run, str(tmp_path / "pairs"), None)
+    assert run.transform.pixels(pairs.source.read(0).image).max() == 100
+    assert len(open_eval_data(run, str(tmp_path / "images"), None).source) == 1
 
 
 def test_classes_of_another_task_are_not_predicted(run_dir: Path, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_everything_logged_reaches_the_server(server: Any, tmp_path: Path) -> No
     record.log(2, {"train/loss": 1.0, "epoch": 0.5})
     record.log(2, {"val/top1": 0.25})
     record.image(2, "mistakes", lambda: Image.new("RGB", (4, 4)), title="", caption="")
-    record.table(2, Table("confusion", "Confusion matrix", ["cat", "dog"], [[1, 2], [3, 4]], matrix=True), "raw")
+    record.table(2, Table("confusion", "Confusion matrix", ["cat", "dog"], [[1, 2], [3, 4]], matrix=True), "ema")
     record.table(2, Table("words", "Words", ["word", "times"], [["the", 7]]), "raw")
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     record.weights([tmp_path / "model.safetensors"])
@@ -117,6 +117,8 @@ def test_everything_logged_reaches_the_server(server: Any, tmp_path: Path) -> No
     assert json.loads(table)["data"] == [["patch_embed", "[[1, 4, 8]]", "[[1, 4, 8]]"]]
     confusion = next(content for name, content in run.files.items() if "confusion" in name)
     assert ["dog", "cat", 3] in json.loads(confusion)["data"]
+    panel = run.config["_wandb"]["value"]["visualize"]["confusion"]["panel_config"]
+    assert panel["stringSettings"]["title"] == "Confusion matrix, ema weights"
     words = next(content for name, content in run.files.items() if "words" in name)
     assert json.loads(words)["data"] == [["the", 7]]
 

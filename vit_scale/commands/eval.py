@@ -1,4 +1,4 @@
-"""`vit-scale eval` and `launch/eval.py`: evaluate accuracy, confusion and calibration of a run or named model."""
+"""`vit-scale eval` and `launch/eval.py`: compute the metrics of a run or named model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from vit_scale.inference.loaded_run import LoadedRun
 
 USAGE = "%(prog)s RUN_OR_WEIGHTS [--data SOURCE] [--split NAME] [section.option=value ...] [options]"
-DESCRIPTION = """Compute top-1, top-5, loss, per-class metrics, confusion matrix and calibration error.
+DESCRIPTION = """Compute the metrics of a run's task. For classification: top-1, top-5, loss and calibration error, with
+tables and figures of the results per class, the confusion matrix, misclassified images and attention maps.
 
 RUN_OR_WEIGHTS is a run directory (also of a run in progress), a checkpoint directory, timm/NAME with its published
 weights, or a weights file with --model. timm models are evaluated with the preprocessing of timm's validate.py. Figures
@@ -72,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     loaded = load_target(args.target, model=args.model, weights=args.weights, overrides=overrides)
     if loaded.folder is None and args.data is None:
         raise UserError(f"{args.target}: no data to evaluate on. Add --data SOURCE")
-    data = open_eval_data(loaded.config, args.data, args.split)
+    data = open_eval_data(loaded, args.data, args.split)
     loaded, relabel = fit_classes(loaded, data, match_by_index=args.match_by_index)
     out = _out_dir(args, loaded, data)
     processes = join_processes()

@@ -27,6 +27,10 @@ class DataInfo(NamedTuple):
     in_chans: int
     class_names: tuple[str, ...] = ()
 
+    def class_name(self, index: int) -> str:
+        """Return the name of a class, or its number: a model may have more outputs than the data has classes."""
+        return self.class_names[index] if index < len(self.class_names) else str(index)
+
 
 @dataclass
 class Batch:

@@ -22,9 +22,8 @@ def caption(target: torch.Tensor, names: Sequence[str]) -> str:
     parts = []
     for weight, index in zip(top.values.tolist(), top.indices.tolist(), strict=True):
         if weight - spread > 1e-3:
-            name = names[index] if index < len(names) else str(index)
-            parts.append((name, weight))
-    return "\n".join(f"{name[:20]}: {weight:.2f}" for name, weight in parts)
+            parts.append(f"{names[index][:20]}: {weight:.2f}")
+    return "\n".join(parts)
 
 
 def to_pil_images(images: torch.Tensor, mean: Values, std: Values) -> list[Image.Image]:

@@ -82,6 +82,13 @@ def _model(run: LoadedRun, form: TimmForm) -> str:
 
 
 def _use(run: LoadedRun, place: str) -> str:
+    """Return code that loads the model, and for a classifier prints the class of an image."""
+    if run.task.card().pipeline_tag != "image-classification":
+        return f"""```python
+import timm
+
+model = timm.create_model("{place}", pretrained=True).eval()
+```"""
     mode = "L" if run.backbone.in_chans == 1 else "RGB"
     return f"""```python
 import timm

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 
-from vit_scale.config import Config, DataConfig
+from vit_scale.config import DataConfig
 from vit_scale.data.batch import ImageSource
 from vit_scale.data.data import check_labels, open_data
 from vit_scale.data.sources.splits import open_splits
@@ -28,32 +29,41 @@ class EvalData:
     """One line for the terminal."""
 
 
-def open_eval_data(config: Config, data: str | None, split: str | None) -> EvalData:
-    """Open `split` (default: the validation images of the run) of the run's data, or of other `data`."""
-    options = config.data if data is None else _other_source(config.data, data)
+def open_eval_data(loaded: LoadedRun, data: str | None, split: str | None) -> EvalData:
+    """Open `split` (default: the validation images of the run) of the run's data, or of other `data`.
+
+    The images come with the targets of the run's task.
+    """
+    config, options = loaded.config, loaded.config.data
+    splits: tuple[str, ...] = ()
+    if data is not None:
+        options, splits = _other_source(options, data)
     if split not in (None, "train", "val"):
         options = replace(options, val_split=split)
-    elif data is not None and (only := _only_split(options)):
+    elif len(splits) == 1:
         # Evaluate on all images of a single directory; nothing is held out of it.
-        options, split = replace(options, train_split=only, val_split=only), only
-    opened = open_data(options, seed=config.run.seed)
+        split = splits[0]
+        options = replace(options, train_split=split, val_split=split)
+    opened = open_data(options, loaded.task.make_target(config), seed=config.run.seed)
     source = opened.train if split == "train" else opened.val
-    classes = f"{len(opened.class_names):,} classes"
-    return EvalData(source, opened.class_names, split or "val", f"{options.source}, {split or 'val'}: {classes}")
+    # Not the description of both splits: a single directory is both.
+    classes = f", {opened.num_classes:,} classes" if opened.class_names else ""
+    return EvalData(source, opened.class_names, split or "val", f"{options.source}, {split or 'val'}{classes}")
 
 
-def _other_source(options: DataConfig, source: str) -> DataConfig:
-    """Return options for another source; those of the model and the system are preserved."""
-    return DataConfig(
-        source=source, workers=options.workers, on_error=options.on_error, mean=options.mean, std=options.std
-    )
+def _other_source(options: DataConfig, source: str) -> tuple[DataConfig, tuple[str, ...]]:
+    """Return options for another source, and the names of its splits.
 
-
-def _only_split(options: DataConfig) -> str | None:
-    if options.source == "synthetic":
-        return None
-    splits = list(open_splits(options))
-    return splits[0] if len(splits) == 1 else None
+    The configuration and the splits of the run's source do not apply. Its columns do, if the other source has them.
+    """
+    options = replace(options, source=source, name=None, train_split="train", val_split=None, streaming=False)
+    if source == "synthetic":
+        return options, ()
+    splits = open_splits(options)
+    found = {column for dataset in splits.values() for column in dataset.features}
+    columns = {field.name: getattr(options, field.name) for field in fields(options) if field.name.endswith("_column")}
+    missing: dict[str, Any] = {option: None for option, column in columns.items() if column not in found}
+    return replace(options, **missing), tuple(splits)
 
 
 def fit_classes(

@@ -52,10 +52,6 @@ class LoadedRun:
         """The image model: inside of a composite, or the model itself."""
         return backbone_of(self.model)
 
-    def class_name(self, index: int) -> str:
-        """Return the name of a class, or its number."""
-        return self.class_names[index] if self.class_names else str(index)
-
     def with_class_names(self, names: tuple[str, ...]) -> LoadedRun:
         """Return the same model with names for its classes."""
         task = type(self.task)(self.task.config, self.task.info._replace(class_names=names))
@@ -78,11 +74,13 @@ def load_run(
     `path`: a run directory (its final weights, or those of its latest valid checkpoint), a checkpoint, or a weights
     file in either. `weights`: `ema` or `raw`; None: EMA weights if the run has them. `overrides`: options to change,
     as on the command line (`model.img_size=384` resamples the position embeddings). `task_type`: the class that was
-    passed to training instead of the one of `task.name`. Raises `UserError` if there is no such run or no weights yet.
+    passed to training instead of the one of `task.name`. Raises `UserError` if there is no such run, no weights yet, or
+    if it was trained with another task.
     """
     folder, found = _find(Path(path), weights)
     record, trained_with = _read_record(folder), _read_config(folder, ())
     config = _read_config(folder, overrides) if overrides else trained_with
+    _check_task(path, record, task_type or task_class(config))
     loaded = build_loaded(
         config,
         found.read(),
@@ -94,6 +92,13 @@ def load_run(
     )
     run_folder = folder.parent.parent if (folder / "meta.json").is_file() else folder
     return replace(loaded, weights=str(found), is_ema=found.kind == "ema", folder=run_folder, record=record)
+
+
+def _check_task(path: str | Path, record: dict[str, Any], chosen: type[Task]) -> None:
+    """Raise `UserError` if the run was trained with another task than `chosen`."""
+    trained = (record.get("task") or {}).get("name", chosen.name)  # not recorded by earlier versions
+    if trained != chosen.name:
+        raise UserError(f"{path} was trained with task {trained!r}; pass task_type= to load_run")
 
 
 def build_loaded(

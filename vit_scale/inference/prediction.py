@@ -103,5 +103,7 @@ def _probabilities(
 def _with_classes(run: LoadedRun, opened: Prediction, probabilities_C: torch.Tensor, top: int) -> Prediction:
     best = probabilities_C.topk(min(top, len(probabilities_C)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    classes = tuple(ClassProbability(run.class_name(index), index, probability) for index, probability in pairs)
+    classes = tuple(
+        ClassProbability(run.task.info.class_name(index), index, probability) for index, probability in pairs
+    )
     return Prediction(opened.path, classes, pixels=opened.pixels)

@@ -136,7 +136,7 @@ class Record(SilentRecord):
             write_text(path, json.dumps(content, ensure_ascii=False) + "\n")
 
         self._try(f"{TABLES}/{table.name}.json", write)
-        self._send("table", step, table)
+        self._send("table", step, table, weights)
 
     def weights(self, files: list[Path]) -> None:
         self._send("weights", files)

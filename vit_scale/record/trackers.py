@@ -42,8 +42,8 @@ class Tracker:
     def image(self, step: int, name: str, image: Image.Image) -> None:
         """Log an image with its name in the run directory."""
 
-    def table(self, step: int, table: Table) -> None:
-        """Log a table."""
+    def table(self, step: int, table: Table, weights: str) -> None:
+        """Log a table of the evaluated weights, `raw` or `ema`."""
 
     def weights(self, files: list[Path]) -> None:
         """Log the files of the final weights."""

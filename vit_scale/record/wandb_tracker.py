@@ -63,7 +63,7 @@ class WandbTracker(Tracker):
         if self._run is None:
             self._run = self._init("offline")
         self._run.define_metric("step", hidden=True)
-        # No `summary="max"`: it makes a mapping of a metric's summary, where a sweep wants a number.
+        # No `summary="max"`: it makes a mapping of a metric's summary, where a sweep expects a number.
         self._run.define_metric("*", step_metric="step")
 
     def _start_online(self) -> str | None:
@@ -126,7 +126,7 @@ class WandbTracker(Tracker):
 
         self._log(step, {f"pictures/{name}": wandb.Image(image)})
 
-    def table(self, step: int, table: Table) -> None:
+    def table(self, step: int, table: Table, weights: str) -> None:
         """Log rows as a W&B table; a matrix as W&B's confusion matrix."""
         import wandb
 
@@ -138,9 +138,8 @@ class WandbTracker(Tracker):
         cells = [[names[i], names[j], n] for i, row in enumerate(table.rows) for j, n in enumerate(row)]
         columns = ["Actual", "Predicted", "nPredictions"]
         fields = {str(name): str(name) for name in columns}
-        shown = wandb.plot_table(
-            "wandb/confusion_matrix/v1", wandb.Table(columns=columns, data=cells), fields, {"title": table.title}
-        )
+        title = {"title": f"{table.title}, {weights} weights"}
+        shown = wandb.plot_table("wandb/confusion_matrix/v1", wandb.Table(columns=columns, data=cells), fields, title)
         self._log(step, {table.name: shown})
 
     def weights(self, files: list[Path]) -> None:
@@ -188,9 +187,9 @@ _FACTS = (
 )  # fmt: skip
 
 
-def is_disabled(asked: str) -> bool:
+def is_disabled(requested: str) -> bool:
     """Return whether W&B is disabled, by `track.wandb` or, if that is `auto`, by the environment."""
-    return asked == "disabled" or (asked == "auto" and os.environ.get("WANDB_MODE") == "disabled")
+    return requested == "disabled" or (requested == "auto" and os.environ.get("WANDB_MODE") == "disabled")
 
 
 def choose_run_id(before: str | None) -> str:
@@ -198,9 +197,9 @@ def choose_run_id(before: str | None) -> str:
     return os.environ.get("WANDB_RUN_ID") or before or secrets.token_hex(4)
 
 
-def _choose_mode(asked: str) -> tuple[Mode, str | None]:
+def _choose_mode(requested: str) -> tuple[Mode, str | None]:
     """Return the mode, and why it is not the requested one; never prompts."""
-    mode = os.environ.get("WANDB_MODE") if asked == "auto" else asked
+    mode = os.environ.get("WANDB_MODE") if requested == "auto" else requested
     if mode in ("offline", "dryrun"):
         return "offline", None
     import wandb

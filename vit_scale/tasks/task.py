@@ -130,6 +130,8 @@ class Task(ABC):
     name: ClassVar[str]
     metrics: ClassVar[tuple[Metric, ...]]
     """The first one is "best": for checkpoints, the summary, patience and sweeps."""
+    commands: ClassVar[tuple[str, ...]] = ("eval",)
+    """Commands that support runs of this task, suggested at the end of a run. They load only tasks in `TASKS`."""
     target: ClassVar[Target] = ClassTarget()
     """The target of a sample: a class, a mask, boxes, captions or nothing (vit_scale.data.targets)."""
     multiple: int = 1

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from vit_scale.checkpoints.final_weights import write_final_weights
 from vit_scale.format import duration
+from vit_scale.tasks import TASKS
+from vit_scale.tasks.task import Task
 from vit_scale.train.run import Run
 
 
@@ -23,17 +25,19 @@ def finish(run: Run, seconds: float) -> None:
     rows = _results(run, summary) | {"best": _best(run), "time": _time(seconds, summary)}
     rows["weights"] = ", ".join(map(str, files))
     rows["logs"] = f"{run.folder}/metrics.jsonl, summary.json"
-    run.record.terminal.summary(rows, _next_commands(run.folder, sync))
+    run.record.terminal.summary(rows, _next_commands(run.folder, type(run.task), sync))
 
 
-def _next_commands(folder: Path, sync: str | None) -> dict[str, str]:
-    """Return commands to try next, with their purpose."""
+def _next_commands(folder: Path, task: type[Task], sync: str | None) -> dict[str, str]:
+    """Return commands to try next that support the task, with their purpose."""
     quoted = shlex.quote(str(folder))
-    commands = {
-        f"python launch/show_run.py {quoted}": "an HTML page with curves and images",
-        f"python launch/eval.py {quoted}": "metrics in detail",
-        f"python launch/predict.py {quoted} IMAGE": "predict your own images",
-    }
+    # A command cannot import a custom task.
+    supported = task.commands if task.name in TASKS else ()
+    commands = {f"python launch/show_run.py {quoted}": "an HTML page with curves and images"}
+    if "eval" in supported:
+        commands[f"python launch/eval.py {quoted}"] = "metrics in detail"
+    if "predict" in supported:
+        commands[f"python launch/predict.py {quoted} IMAGE"] = "predict your own images"
     return commands | ({sync: "upload to W&B"} if sync else {})
 
 

@@ -99,10 +99,10 @@ def test_report_has_class_table_matrix_figures_and_calibration(logits, labels, e
     evaluator = evaluate(logits, labels, NAMES)
     numbers = evaluator.report(out)
     assert out.tables["classes"].columns == ["name", "images", "recall", "precision", "mistaken_for"]
-    assert sum(row[1] for row in out.tables["classes"].rows) == numbers["images"] == 50
+    assert sum(row[1] for row in out.tables["classes"].rows) == evaluator.images == 50
     assert out.tables["confusion"].matrix
     assert sum(map(sum, out.tables["confusion"].rows)) == 50
-    assert set(out.images) == {"confusion", "reliability"}
+    assert set(out.images) == {"confusion", "reliability", "mistakes"}, "an identity has no attention maps"
     assert numbers["calibration_error"] == evaluator.calibration.error
     assert "ECE, 15 bins" in evaluator.notes()["calibration"]
 
@@ -122,7 +122,7 @@ def test_failing_attention_maps_are_reported_and_do_not_raise(logits, labels, ev
     monkeypatch.setattr("vit_scale.tasks.classify.evaluator.attention_maps", fail)
     out = Collect()
     evaluate(logits, labels, NAMES).show(out)
-    assert out.lines == ["No attention maps: no such block. Training continues."]
+    assert out.lines == ["No attention maps: no such block."]
     assert "confusion" in out.tables
 
 

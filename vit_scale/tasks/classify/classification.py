@@ -25,6 +25,7 @@ class Classification(Task):
     """One label per image."""
 
     name = "classify"
+    commands = ("eval", "predict")
     metrics = (
         Metric("top1", "top-1", title="Top-1 accuracy"),
         Metric("top5", "top-5", brief=False, title="Top-5 accuracy"),
@@ -60,18 +61,18 @@ class Classification(Task):
         images, target = inputs.args[0], inputs.rest["target"]
         out.image(
             "batch",
-            lambda: batch_grid(images, target, self.normalization, self.info.class_names),
+            lambda: batch_grid(images, target, self.normalization, self.output_names),
             title="Training batch",
             caption="images as the model receives them, after augmentation and mixing",
         )
 
+    @cached_property
+    def output_names(self) -> tuple[str, ...]:
+        """Name of each output of the model."""
+        return tuple(map(self.info.class_name, range(self.num_classes)))
+
     def card(self) -> Card:
         return Card("image-classification", f"({self.num_classes:,} classes)")
-
-    def class_name(self, index: int) -> str:
-        """Return the name of a class, or its number."""
-        names = self.info.class_names
-        return names[index] if index < len(names) else str(index)
 
     @cached_property
     def mixing(self) -> Mixing:

@@ -47,7 +47,7 @@ class ClassificationEvaluator(Evaluator):
     """Sums over all images; with `inspect` also confusion, calibration, the worst errors and a few fixed images."""
 
     def __init__(self, task: Classification, *, inspect: bool) -> None:
-        self.task, self.classes = task, task.num_classes
+        self.task, self.classes, self.names = task, task.num_classes, task.output_names
         self._sums = torch.zeros(_SCALARS + (3 * BINS if inspect else 0), dtype=torch.float64, device=task.device)
         self.confusion = Confusion(self.classes) if inspect else None
         self.analysis = ErrorAnalysis() if inspect else None
@@ -78,18 +78,18 @@ class ClassificationEvaluator(Evaluator):
         self._show_errors(out)
 
     def report(self, out: Show) -> dict[str, Any]:
-        """Show a row per class, the confusion matrix and the reliability diagram; return calibration numbers."""
+        """Also show a row per class and the reliability diagram; return calibration numbers."""
         assert self.confusion is not None
-        matrix, images = self.confusion.matrix(), self.images
+        matrix = self.confusion.matrix()
         rows = [list(asdict(row).values()) for row in class_results(matrix, self.names)]
         columns = [field.name for field in fields(ClassResult)]
         fractions = ["recall", "precision"]
         out.table(Table("classes", "Results per class", columns, rows, weakest="recall", percent=fractions))
         out.table(Table("confusion", "Confusion matrix", list(self.names), matrix.tolist(), matrix=True))
-        title = f"top-1 {percent(self.metrics()['top1'])} of {images:,} images"
+        title = f"top-1 {percent(self.metrics()['top1'])} of {self.images:,} images"
         self._show_figures(out, matrix, title)
+        self._show_errors(out)
         return {
-            "images": images,
             "calibration_error": self.calibration.error,
             "calibration_bins": BINS,
             "overconfidence": self.calibration.overconfidence,
@@ -103,11 +103,6 @@ class ClassificationEvaluator(Evaluator):
     def images(self) -> int:
         """Images evaluated, over all ranks."""
         return round(self._totals[0].item())
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """Names of the model's classes."""
-        return tuple(map(self.task.class_name, range(self.classes)))
 
     @cached_property
     def calibration(self) -> Calibration:
@@ -140,12 +135,12 @@ class ClassificationEvaluator(Evaluator):
             )
 
     def _attention_maps(self, out: Show, images: Tensor) -> Tensor | None:
-        """Return attention maps. An unfamiliar model may fail here in any way, which must not stop training."""
+        """Return attention maps. An unfamiliar model may fail here in any way, which must not stop a run."""
         task = self.task
         try:
             return attention_maps(out.model, task.normalize(images.to(task.device)).to(task.dtype))
         except Exception as error:  # noqa: BLE001
-            out.info(f"No attention maps: {first_line(error)}. Training continues.")
+            out.info(f"No attention maps: {first_line(error)}.")
             return None
 
     def _show_figures(self, out: Show, matrix: Tensor, title: str) -> None:

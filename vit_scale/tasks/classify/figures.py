@@ -35,13 +35,13 @@ def confusion_figure(confusion: np.ndarray, class_names: Sequence[str], title: s
     classes = len(class_names)
     inches = float(np.clip(3.5 + 0.28 * classes, 5, 14))
     figure, axes = _figure((inches + 1.2, inches))
-    shares = confusion / np.maximum(1, confusion.sum(1, keepdims=True))
-    image = axes.imshow(np.sqrt(shares), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    fractions = confusion / np.maximum(1, confusion.sum(1, keepdims=True))
+    image = axes.imshow(np.sqrt(fractions), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     _name_axes(axes, class_names, inches)
     if classes <= _NUMBERS_UP_TO:
-        _write_counts(axes, confusion, shares)
+        _write_counts(axes, confusion, fractions)
     elif classes > _NAMES_UP_TO:
-        _circle_worst(axes, confusion, shares, class_names)
+        _circle_worst(axes, confusion, fractions, class_names)
     axes.set(xlabel="predicted", ylabel="true")
     axes.set_title(title, loc="left", fontsize=11)
     bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02)
@@ -65,23 +65,23 @@ def _name_axes(axes: Any, class_names: Sequence[str], inches: float) -> None:
     axes.tick_params(length=2)
 
 
-def _write_counts(axes: Any, confusion: np.ndarray, shares: np.ndarray) -> None:
+def _write_counts(axes: Any, confusion: np.ndarray, fractions: np.ndarray) -> None:
     size = 9 if len(confusion) <= 12 else 6.5
     for row, column in np.argwhere(confusion):
-        color = "white" if shares[row, column] > 0.35 else _INK
+        color = "white" if fractions[row, column] > 0.35 else _INK
         axes.text(column, row, f"{confusion[row, column]:,}", ha="center", va="center", fontsize=size, color=color)
 
 
-def _circle_worst(axes: Any, confusion: np.ndarray, shares: np.ndarray, class_names: Sequence[str]) -> None:
-    errors = np.where(np.eye(len(confusion), dtype=bool), 0, shares)
+def _circle_worst(axes: Any, confusion: np.ndarray, fractions: np.ndarray, class_names: Sequence[str]) -> None:
+    errors = np.where(np.eye(len(confusion), dtype=bool), 0, fractions)
     for row, column in zip(*np.unravel_index(np.argsort(-errors, axis=None)[:_CIRCLED], errors.shape), strict=True):
         if not errors[row, column]:
             break
         axes.plot(column, row, "o", markersize=9, markerfacecolor="none", markeredgecolor="#d1495b")
         on_the_left = column > 0.7 * len(confusion)
-        words = f"{class_names[row]} confused with {class_names[column]}, {100 * shares[row, column]:.0f}%"
+        label = f"{class_names[row]} confused with {class_names[column]}, {100 * fractions[row, column]:.0f}%"
         axes.annotate(
-            words,
+            label,
             (column, row),
             xytext=(-8 if on_the_left else 8, 0),
             textcoords="offset points",
