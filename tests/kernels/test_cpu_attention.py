@@ -1,4 +1,4 @@
-"""The attention kernel for CPUs: torch's values and gradients, for every shape, thread and kind of vectors."""
+"""The attention kernel for CPUs: torch's values and gradients, for every shape, number of threads and vector width."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHAPES = [
     (1, 130, 2, 80),
     (1, 300, 1, 128),
 ]
-"""Images, tokens, heads, width of a head: less than a vector, whole blocks, and a little more of each."""
+"""Images, tokens, heads, head width: less than a vector, full blocks, and slightly more than either."""
 
 
 @pytest.fixture(params=["AVX2", "AVX512"])
@@ -71,7 +71,7 @@ def inputs(images: int, tokens: int, heads: int, width: int, scale: float = 1.0)
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
-def test_values_and_gradients_are_as_near_to_double_precision_as_torch_s(
+def test_values_and_gradients_are_as_accurate_as_torchs(
     shape: tuple[int, int, int, int], scale: float, vectors: str
 ) -> None:
     qkv, grad = inputs(*shape, scale)
@@ -83,7 +83,7 @@ def test_values_and_gradients_are_as_near_to_double_precision_as_torch_s(
         assert (ours - wanted).abs().max() <= 3 * (other - wanted).abs().max() + rounding
 
 
-def test_the_number_of_threads_changes_not_a_bit() -> None:
+def test_results_are_bit_identical_for_any_number_of_threads() -> None:
     qkv, grad = inputs(3, 65, 3, 64)
     threads, found = torch.get_num_threads(), []
     try:
@@ -99,22 +99,22 @@ def test_the_number_of_threads_changes_not_a_bit() -> None:
 
 @pytest.mark.parametrize("scores", [500.0, -500.0, 1e10, -1e10])
 def test_large_scores_stay_finite(scores: float, vectors: str) -> None:
-    """All weight on one token, or none; also where the rounding of a score is larger than any exponent."""
+    """All weight on one token, or none; also if the rounding error of a score exceeds any exponent."""
     qkv, grad = inputs(1, 20, 1, 16)
     qkv[..., :32] = 0
     qkv[:, :, 0], qkv[:, 3, 16] = 4.0, scores
     found = value_and_gradient(cpu_attention.attend, qkv, 1, grad)
     expected = value_and_gradient(by_torch, qkv, 1, grad)
     torch.testing.assert_close(found[0], expected[0], atol=1e-5, rtol=1e-5)
-    if abs(scores) < 1e3:  # Beyond, the gradient of a query is that number times what should have cancelled out.
+    if abs(scores) < 1e3:  # Above that, the gradient of a query is dominated by cancellation errors.
         torch.testing.assert_close(found[1], expected[1], atol=5e-4, rtol=1e-4)
     assert found[1].isfinite().all()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("part", ["query", "key", "value"])
-def test_what_is_not_finite_is_not_hidden(bad: float, part: str, vectors: str) -> None:
-    """The guard of the training loop must find it: wherever the formula has it, and in no other image."""
+def test_non_finite_values_are_propagated(bad: float, part: str, vectors: str) -> None:
+    """The training loop must detect them: where the formula has them, and in no other image."""
     qkv, grad = inputs(2, 37, 1, 16)
     place = {"query": 3, "key": 16 + 3, "value": 32 + 3}[part]
     qkv[1, 5, place] = bad
@@ -127,13 +127,13 @@ def test_what_is_not_finite_is_not_hidden(bad: float, part: str, vectors: str) -
     assert not gradient[1].isfinite().all()
 
 
-def test_no_images_give_no_result() -> None:
+def test_empty_batch_gives_an_empty_result() -> None:
     y, gradient = value_and_gradient(cpu_attention.attend, *(torch.empty(0, 9, 48), 1, torch.empty(0, 9, 16)))
     assert y.shape == (0, 9, 16)
     assert gradient.shape == (0, 9, 48)
 
 
-def test_inputs_and_gradients_may_lie_anyhow_in_memory() -> None:
+def test_inputs_and_gradients_may_have_any_strides() -> None:
     qkv, _ = inputs(2, 65, 2, 64)
     turned = qkv.transpose(0, 1).contiguous().transpose(0, 1)
     assert not turned.is_contiguous()
@@ -148,7 +148,7 @@ def fast(attention: Attention, x: Tensor, tokens: int | None = None) -> Tensor:
     return attention_forward(attention, x, None, shortcut=Shortcut(tokens))
 
 
-def test_it_is_used_if_it_pays_off_and_computes_all_that_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_is_used_if_it_is_faster_and_supports_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     attend = cpu_attention.attend
     monkeypatch.setattr(cpu_attention, "attend", lambda qkv, heads: calls.append(heads) or attend(qkv, heads))
@@ -175,13 +175,13 @@ def test_it_is_used_if_it_pays_off_and_computes_all_that_is_requested(monkeypatc
 @pytest.mark.parametrize(
     ("qkv", "heads"), [(torch.zeros(1, 9, 72), 1), (torch.zeros(1, 9, 96), 4), (torch.zeros(1, 9, 96).double(), 2)]
 )
-def test_what_the_kernel_cannot_take_is_refused_before_it_is_touched(qkv: Tensor, heads: int) -> None:
+def test_unsupported_input_is_rejected_before_it_is_read(qkv: Tensor, heads: int) -> None:
     with pytest.raises(ValueError, match=f"{qkv.shape[-1]} channels for {heads} heads, {qkv.dtype}"):
         cpu_attention.attend(qkv, heads)
 
 
-def test_transforms_of_functions_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.func differentiates torch's own operations only."""
+def test_function_transforms_use_torchs_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.func differentiates only torch's operations."""
     monkeypatch.setattr(cpu, "WORTHWHILE_MACS", 0)
     attention, x = Attention(32, 2), torch.randn(2, 9, 32, requires_grad=True)
     (expected,) = torch.autograd.grad(fast(attention, x).square().sum(), x)
@@ -189,7 +189,7 @@ def test_transforms_of_functions_are_left_to_torch(monkeypatch: pytest.MonkeyPat
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_a_library_that_cannot_be_loaded_is_told_of_and_not_used(
+def test_library_that_cannot_be_loaded_is_reported_and_not_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / f"cpu_attention_avx2{sysconfig.get_config_var('EXT_SUFFIX')}").write_bytes(b"not a library")
@@ -199,7 +199,7 @@ def test_a_library_that_cannot_be_loaded_is_told_of_and_not_used(
         assert cpu_attention._library.__wrapped__() is None
 
 
-def test_without_the_library_torch_s_attention_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_attention_is_used_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "WORTHWHILE_MACS", 0)
     torch.manual_seed(0)
     attention, x = Attention(32, 2), torch.randn(2, 9, 32)
@@ -214,7 +214,7 @@ def test_without_the_library_torch_s_attention_is_used(monkeypatch: pytest.Monke
         cpu_attention._library.cache_clear()
 
 
-def test_no_memory_is_an_error_and_not_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
         attention_forward = staticmethod(lambda *_: 1)
 
@@ -223,8 +223,8 @@ def test_no_memory_is_an_error_and_not_a_wrong_result(monkeypatch: pytest.Monkey
         cpu_attention.attend(torch.randn(1, 9, 96), 2)
 
 
-def test_it_touches_no_memory_that_is_not_its_own(root: Path, tmp_path: Path, vectors: str) -> None:
-    """By the compiler's own sanitizers, on arrays of exactly the size that is asked for."""
+def test_kernel_does_not_access_memory_out_of_bounds(root: Path, tmp_path: Path, vectors: str) -> None:
+    """With the compiler's sanitizers, on arrays of exactly the required size."""
     kind = {"AVX2": "-mavx2", "AVX512": "-mavx512f"}[vectors]
     flags = ["-g", "-O1", "-std=gnu11", kind, "-mfma", "-fsanitize=address,undefined", "-fno-sanitize=alignment"]
     program, kernel = root / "tests/workers/cpu_attention_sizes.c", root / "vit_scale/kernels/cpu_attention.c"
@@ -235,7 +235,7 @@ def test_it_touches_no_memory_that_is_not_its_own(root: Path, tmp_path: Path, ve
     assert done.stdout.endswith("all shapes\n")
 
 
-def test_importing_it_needs_no_compiled_code() -> None:
+def test_import_does_not_require_compiled_code() -> None:
     code = "import vit_scale.kernels.cpu_attention as a; print(a._library.cache_info().currsize)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "0"

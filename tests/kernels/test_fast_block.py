@@ -1,4 +1,4 @@
-"""With and without shortcuts a model computes the same, also between the hooks of a strategy."""
+"""A model computes the same results with and without shortcuts, also with the hooks of a strategy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["small", "as large"])
 def computed_as_large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By torch, as a small model is, and by our kernels, as a large one is."""
+    """With torch, as for small models, and with our kernels, as for large ones."""
     if request.param:
         monkeypatch.setattr(cpu, "WORTHWHILE_MACS", 0)
         monkeypatch.setattr(cpu, "WORTHWHILE_ELEMENTS", 0)
@@ -59,7 +59,7 @@ def assert_close(found: list[Tensor], expected: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_results_are_those_of_the_plain_code(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_equal_those_of_the_plain_code(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(**options)
     found = logits_and_gradients(model)
     monkeypatch.setenv("VIT_SCALE_KERNELS", "0")
@@ -78,7 +78,7 @@ def test_hooks_do_not_change_results(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", [*OPTIONS, {"dropout": 0.2, "drop_path": 0.4}], ids=str)
-def test_layers_between_a_strategys_hooks_compute_the_same_bits(options: dict[str, Any]) -> None:
+def test_layers_with_hooks_of_a_strategy_are_bit_identical(options: dict[str, Any]) -> None:
     model = build(**options)
     expected = logits_and_gradients(model)
     with kernels.accept_hooks(model):
@@ -92,7 +92,7 @@ def test_layers_between_a_strategys_hooks_compute_the_same_bits(options: dict[st
 
 
 def test_weights_are_only_used_between_the_hooks_of_their_layer() -> None:
-    """As under ZeRO-3, where a weight has no elements but between the hooks of the module that owns it."""
+    """As under ZeRO-3, where a weight has elements only between the hooks of the module that owns it."""
     model = build(layer_scale=0.1, qk_norm=True).eval()
     x = torch.randn(2, 3, 32, 32)
     expected = model(x)
@@ -119,7 +119,7 @@ def test_weights_are_only_used_between_the_hooks_of_their_layer() -> None:
     assert torch.equal(model(x), expected)
 
 
-def test_an_error_in_a_layer_leaves_no_trace() -> None:
+def test_error_in_a_layer_does_not_affect_later_calls() -> None:
     model = build()
     with kernels.accept_hooks(model):
         model.blocks[0].mlp.fc1.register_forward_hook(lambda *_: None)
@@ -129,9 +129,9 @@ def test_an_error_in_a_layer_leaves_no_trace() -> None:
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_a_weight_that_cannot_be_sliced_is_projected_as_a_whole() -> None:
+def test_weight_that_cannot_be_sliced_is_used_in_full() -> None:
     class Unsliced(nn.Parameter):
-        __tensor_flatten__ = None  # What tells torch that a tensor wraps others.
+        __tensor_flatten__ = None  # torch uses it to detect a tensor that wraps others.
 
         def __getitem__(self, _: object) -> Tensor:
             raise NotImplementedError
@@ -143,7 +143,7 @@ def test_a_weight_that_cannot_be_sliced_is_projected_as_a_whole() -> None:
     torch.testing.assert_close(model(x), expected, atol=1e-6, rtol=1e-5)
 
 
-def test_a_short_run_gives_the_same_losses_without_kernels(
+def test_short_run_has_the_same_losses_without_kernels(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch, fresh_accelerate: None
 ) -> None:
     import json

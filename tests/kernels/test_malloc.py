@@ -1,4 +1,4 @@
-"""Freed memory that is kept."""
+"""Freed memory is retained."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def faults():
 
 before = faults()
 assert retain_freed_memory(include_large=not include_large)
-assert retain_freed_memory(include_large=include_large)  # The last word counts.
+assert retain_freed_memory(include_large=include_large)  # The last call takes effect.
 faults()
 print(before, faults())
 """
@@ -31,7 +31,7 @@ print(before, faults())
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
 @pytest.mark.parametrize(("size", "include_large"), [(300_000, False), (300_000, True), (40_000_000, True)])
-def test_arrays_take_the_pages_of_those_before(size: int, include_large: bool) -> None:
+def test_arrays_reuse_freed_pages(size: int, include_large: bool) -> None:
     command = [sys.executable, "-c", FAULTS, str(size), str(include_large)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     before, after = map(int, done.stdout.split())
@@ -40,7 +40,7 @@ def test_arrays_take_the_pages_of_those_before(size: int, include_large: bool) -
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
-def test_larger_blocks_than_32_mb_go_back_where_that_was_not_asked_for() -> None:
+def test_blocks_larger_than_32_mb_are_returned_to_the_system_by_default() -> None:
     command = [sys.executable, "-c", FAULTS, "40000000", "False"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     before, after = map(int, done.stdout.split())
@@ -48,7 +48,7 @@ def test_larger_blocks_than_32_mb_go_back_where_that_was_not_asked_for() -> None
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
-def test_other_threads_still_get_blocks_larger_than_their_share_of_the_heap() -> None:
+def test_other_threads_can_allocate_blocks_larger_than_their_arena() -> None:
     code = """
 import threading
 import numpy as np

@@ -42,7 +42,7 @@ def assert_same_gradients(found: Tensor, expected: Tensor, of: list[Tensor], gra
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_values_and_gradients_are_those_of_torch(shape: tuple[int, ...], with_bias: bool) -> None:
+def test_values_and_gradients_equal_torchs(shape: tuple[int, ...], with_bias: bool) -> None:
     x, weight, bias = leaves(*shape)
     of = [x, weight, bias] if with_bias else [x, weight]
     found = linear(x, weight, bias if with_bias else None)
@@ -65,7 +65,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("kind", CPUS.values(), ids=CPUS)
 @pytest.mark.parametrize("sizes", LAYERS.values(), ids=LAYERS)
-def test_every_way_to_lay_out_a_product_gives_the_same(
+def test_every_matmul_layout_gives_the_same_result(
     sizes: tuple[int, int, int], kind: tuple[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, inputs, outputs = sizes
@@ -84,8 +84,8 @@ def test_every_way_to_lay_out_a_product_gives_the_same(
     assert weight.grad.is_contiguous()
 
 
-def test_inputs_and_gradients_may_lie_anyhow_in_memory() -> None:
-    """A slice of the weight, tokens that are a view, a gradient that is one number for all."""
+def test_inputs_and_gradients_may_have_any_strides() -> None:
+    """A slice of the weight, tokens that are a view, an expanded gradient."""
     x, weight, bias = leaves(8, ENOUGH_ROWS // 2, 128)
     part, half, rest = x.transpose(0, 1), weight[: OUT // 2], bias[OUT // 2 :]
     found = linear(part, half, rest)
@@ -94,8 +94,8 @@ def test_inputs_and_gradients_may_lie_anyhow_in_memory() -> None:
 
 
 @pytest.mark.parametrize("inputs", [128, 256, 512])
-def test_rows_with_gaps_between_them_and_one_gradient_for_all(inputs: int) -> None:
-    """As the last block has them, which computes the first tokens only."""
+def test_strided_rows_and_expanded_gradients_are_supported(inputs: int) -> None:
+    """As in the last block, which computes only the first tokens."""
     rows = -(-WORTHWHILE_MACS // (OUT * inputs))
     x = torch.randn(rows, 3, inputs, requires_grad=True)
     weight, bias = torch.randn(OUT, inputs, requires_grad=True), torch.randn(OUT, requires_grad=True)
@@ -109,7 +109,7 @@ def test_rows_with_gaps_between_them_and_one_gradient_for_all(inputs: int) -> No
         torch.testing.assert_close(ours, torchs, atol=2e-3, rtol=1e-4)
 
 
-def test_the_result_may_be_changed_in_place() -> None:
+def test_result_may_be_changed_in_place() -> None:
     """As residual sums and dropout do."""
     x, weight, bias = leaves(*SHAPES["tokens of images"])
     found = linear(x, weight, bias).mul_(2).add_(1)
@@ -118,7 +118,7 @@ def test_the_result_may_be_changed_in_place() -> None:
 
 
 @pytest.mark.parametrize("trained", [0, 1, 2])
-def test_what_is_frozen_gets_no_gradient_and_nothing_is_kept_for_it(trained: int) -> None:
+def test_frozen_inputs_get_no_gradient_and_nothing_is_saved_for_them(trained: int) -> None:
     tensors = [t.requires_grad_(i == trained) for i, t in enumerate(leaves(*SHAPES["rows"]))]
     kept: list[tuple[int, ...]] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
@@ -129,17 +129,17 @@ def test_what_is_frozen_gets_no_gradient_and_nothing_is_kept_for_it(trained: int
     assert [tensor.grad is not None for tensor in tensors] == [i == trained for i in range(3)]
 
 
-def test_a_small_matmul_is_left_to_torch() -> None:
+def test_small_matmul_uses_torch() -> None:
     assert not made_by_onednn(linear(torch.randn(4, 128), *leaves(4, 128)[1:]))
 
 
-def test_every_matmul_is_left_to_torch_if_kernels_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_matmul_uses_torch_if_kernels_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIT_SCALE_KERNELS", "0")
     assert not made_by_onednn(linear(*leaves(*SHAPES["rows"])))
 
 
-def test_a_weight_of_another_tensor_type_is_left_to_torch() -> None:
-    """As torchao's quantized weights, which stay in an nn.Linear."""
+def test_weight_of_another_tensor_type_uses_torch() -> None:
+    """Such as torchao's quantized weights inside an nn.Linear."""
     from torch.testing._internal.two_tensor import TwoTensor
 
     x, weight, _ = leaves(*SHAPES["rows"])
@@ -147,8 +147,8 @@ def test_a_weight_of_another_tensor_type_is_left_to_torch() -> None:
     assert torch.equal(found.a, F.linear(x, weight))
 
 
-def test_autocast_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked of a stand-in for torch's layer: some CPUs that advertise products in bf16 die of them."""
+def test_autocast_uses_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tested with a stub of torch's layer: some CPUs that advertise bf16 matmuls crash in them."""
     tensors = leaves(*SHAPES["rows"])
     monkeypatch.setattr(F, "linear", lambda *_: "torch's")
     assert made_by_onednn(linear(*tensors))
@@ -157,13 +157,13 @@ def test_autocast_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_other_precisions_than_fp32_are_left_to_torch(dtype: torch.dtype) -> None:
+def test_precisions_other_than_fp32_use_torch(dtype: torch.dtype) -> None:
     found = linear(*(tensor.to(dtype) for tensor in leaves(*SHAPES["rows"])))
     assert found.dtype == dtype
     assert made_by_onednn(found) == (dtype == torch.float32)
 
 
-def test_a_compiler_sees_one_graph() -> None:
+def test_compiled_layer_is_one_graph() -> None:
     layer = nn.Linear(128, OUT)
     x = torch.randn(*SHAPES["rows"])
     compiled = torch.compile(
@@ -172,7 +172,7 @@ def test_a_compiler_sees_one_graph() -> None:
     torch.testing.assert_close(compiled(x), F.gelu(F.linear(x, layer.weight, layer.bias)))
 
 
-def test_gelu_has_torch_s_values_and_gradient_in_place_of_the_one_that_came() -> None:
+def test_gelu_equals_torchs_and_overwrites_the_incoming_gradient() -> None:
     x = torch.randn(2, WORTHWHILE_ELEMENTS, requires_grad=True)
     came = torch.randn_like(x)
     (expected,) = torch.autograd.grad(F.gelu(x), x, came)
@@ -183,8 +183,8 @@ def test_gelu_has_torch_s_values_and_gradient_in_place_of_the_one_that_came() ->
     assert found.data_ptr() == came.data_ptr()
 
 
-def test_a_gradient_that_is_needed_elsewhere_survives_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a sum of outputs, whose terms get one tensor: each must have the gradient that it has alone."""
+def test_gradient_that_is_used_elsewhere_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The terms of a sum receive the same tensor: each must have the gradient that it has alone."""
     monkeypatch.setattr(cpu, "WORTHWHILE_ELEMENTS", 0)
     torch.manual_seed(0)
     model = create_model("vit_mu").train()

@@ -26,7 +26,7 @@ def values_and_gradients(function: object, layer: DropPath, training: bool) -> l
 @pytest.mark.parametrize(("rate", "mode"), MODES)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("overwrite_x", [True, False])
-def test_values_gradients_and_draws_are_those_of_the_module(
+def test_values_gradients_and_draws_equal_those_of_the_module(
     rate: float, mode: str, training: bool, overwrite_x: bool
 ) -> None:
     layer = DropPath(rate, mode)
@@ -37,7 +37,7 @@ def test_values_gradients_and_draws_are_those_of_the_module(
 
 
 @pytest.mark.parametrize(("rate", "mode"), MODES)
-def test_a_branch_may_return_leading_tokens_only(rate: float, mode: str) -> None:
+def test_branch_may_return_only_leading_tokens(rate: float, mode: str) -> None:
     layer, x = DropPath(rate, mode).train(), torch.randn(6, 3, 8)
     torch.manual_seed(1)
     expected = layer(x, torch.sin)[:, :2]
@@ -45,7 +45,7 @@ def test_a_branch_may_return_leading_tokens_only(rate: float, mode: str) -> None
     torch.testing.assert_close(add_branch_(layer, x, lambda x: x[:, :2].sin()), expected)
 
 
-def test_the_sum_overwrites_the_output_of_the_branch_only() -> None:
+def test_sum_overwrites_only_the_output_of_the_branch() -> None:
     x, outputs = torch.randn(4, 3, 8), []
     before = x.clone()
     found = add_branch_(DropPath(0.0).train(), x, lambda x: outputs.append(x.sin()) or outputs[0])
@@ -63,7 +63,7 @@ def test_stochastic_depth_overwrites_x_only_on_request() -> None:
         assert torch.equal(x, before) != overwrite_x
 
 
-def test_the_output_of_a_branch_is_not_saved_for_the_backward_pass() -> None:
+def test_output_of_a_branch_is_not_saved_for_the_backward_pass() -> None:
     """Nor is anything else of its size: only the indices of the computed samples."""
     x = torch.randn(8, 16, 32, requires_grad=True)
     saved: list[int] = []
@@ -72,7 +72,7 @@ def test_the_output_of_a_branch_is_not_saved_for_the_backward_pass() -> None:
     assert sum(saved) <= 2 * 8
 
 
-def test_a_half_precision_branch_is_added_in_full_precision() -> None:
+def test_half_precision_branch_is_added_in_full_precision() -> None:
     """As under autocast, where the residual stream is float32 and a branch returns half precision."""
     x = torch.randn(6, 2, 4)
     for rate in (0.0, 0.5):

@@ -1,4 +1,4 @@
-"""Shortcuts apply only if nobody observes a model, and as soon as somebody does, no longer."""
+"""Shortcuts apply only while no hook or replaced layer observes the model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def small() -> nn.Module:
     return create_model("vit_mu", dropout=0.1)
 
 
-def test_a_model_that_nobody_observes_takes_shortcuts() -> None:
+def test_model_without_hooks_uses_shortcuts() -> None:
     model = small()
     assert kernels.choose(model) == kernels.Shortcut()
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), model.eval().double()):  # noqa: S301
@@ -36,7 +36,7 @@ def test_a_model_that_nobody_observes_takes_shortcuts() -> None:
 
 @pytest.mark.parametrize("name", SUBMODULES)
 @pytest.mark.parametrize("kind", REGISTER)
-def test_a_hook_on_any_submodule_is_seen_until_it_is_removed(name: str, kind: str) -> None:
+def test_hook_on_any_submodule_is_detected_until_it_is_removed(name: str, kind: str) -> None:
     model = small()
     handle = REGISTER[kind](model.get_submodule(name))
     assert kernels.choose(model) is None
@@ -45,13 +45,13 @@ def test_a_hook_on_any_submodule_is_seen_until_it_is_removed(name: str, kind: st
 
 
 @pytest.mark.parametrize("kind", REGISTER)
-def test_a_hook_on_the_model_itself_changes_nothing(kind: str) -> None:
+def test_hook_on_the_model_itself_does_not_disable_shortcuts(kind: str) -> None:
     model = small()
     REGISTER[kind](model)
     assert kernels.choose(model) is not None
 
 
-def test_global_hooks_are_seen() -> None:
+def test_global_hooks_are_detected() -> None:
     model = small()
     handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
@@ -62,7 +62,7 @@ def test_global_hooks_are_seen() -> None:
 
 
 class Doubled(nn.Linear):
-    """Somebody's own kind of linear layer."""
+    """A custom linear layer."""
 
 
 def replace_layer(model: nn.Module) -> None:
@@ -84,7 +84,7 @@ def add_layer(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("change", [replace_layer, wrap_forward, parametrize, add_layer])
-def test_a_replaced_wrapped_or_added_layer_is_seen(change: Callable[[nn.Module], None]) -> None:
+def test_replaced_wrapped_or_added_layer_is_detected(change: Callable[[nn.Module], None]) -> None:
     model = small()
     change(model)
     assert kernels.choose(model) is None
@@ -106,7 +106,7 @@ def test_hooks_of_a_strategy_are_accepted_and_other_hooks_are_not() -> None:
     assert kernels.choose(model) is not None
 
 
-def test_hooks_of_a_strategy_around_compiled_blocks_are_left_to_the_plain_code() -> None:
+def test_compiled_blocks_with_hooks_of_a_strategy_use_the_plain_code() -> None:
     model = small()
     with kernels.accept_hooks(model):
         model.blocks[0].attn.qkv.register_forward_hook(lambda *_: None)
@@ -114,7 +114,7 @@ def test_hooks_of_a_strategy_around_compiled_blocks_are_left_to_the_plain_code()
     assert kernels.choose(model) is None
 
 
-def test_the_environment_and_the_explicit_kernel_switch_shortcuts_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_and_explicit_kernel_disable_shortcuts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels.choose(create_model("vit_mu", kernel="explicit")) is None
     assert kernels.choose(create_model("vit_mu", kernel="math")) is not None
     monkeypatch.setenv("VIT_SCALE_KERNELS", "0")
@@ -122,7 +122,7 @@ def test_the_environment_and_the_explicit_kernel_switch_shortcuts_off(monkeypatc
     assert kernels.choose(small()) is None
 
 
-def test_torch_compile_of_the_whole_model_traces_the_plain_code() -> None:
+def test_torch_compile_of_the_full_model_traces_the_plain_code() -> None:
     model = create_model("vit_mu").eval()
     x = torch.randn(2, 3, 32, 32)
     compiled = torch.compile(model, backend="eager", fullgraph=True)

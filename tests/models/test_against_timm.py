@@ -1,4 +1,4 @@
-"""Our ViT computes what timm's does, with timm's own random weights: features, logits, and every gradient."""
+"""Our ViT computes what timm's does, with timm's random weights: features, logits, and every gradient."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPTIONS: dict[str, dict[str, object]] = {
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["small", "as large"])
 def computed_as_large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By torch, as a small model is, and in the way that a large one is."""
+    """With torch, as for small models, and with our kernels, as for large ones."""
     if request.param:
         monkeypatch.setattr(cpu, "WORTHWHILE_MACS", 0)
         monkeypatch.setattr(cpu, "WORTHWHILE_ELEMENTS", 0)
@@ -124,7 +124,7 @@ def test_relative_bias_equals_timm() -> None:
 
 
 def test_rotary_embedding_equals_timm_up_to_the_order_of_channels() -> None:
-    """timm turns neighbouring channels, we turn the two halves of a head: attention scores are the same."""
+    """timm rotates neighboring channels, we rotate the two halves of a head; attention scores are the same."""
     from timm.layers import RotaryEmbeddingCat, apply_rot_embed_cat
 
     from vit_scale.models.pos_embed import RotaryEmbedding
@@ -140,7 +140,7 @@ def test_rotary_embedding_equals_timm_up_to_the_order_of_channels() -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_timm_initialisation_has_the_spread_of_timms() -> None:
+def test_timm_initialization_has_the_same_std_as_timm() -> None:
     torch.manual_seed(0)
     ours = create_model("vit_cifar_small", depth=2, init="timm")
     timms = create_counterpart(ours.variant)

@@ -1,4 +1,4 @@
-"""Attention: every kernel that runs here equals the step-by-step softmax; those that do not are refused."""
+"""Attention: every kernel that runs here equals the step-by-step softmax; unavailable kernels are rejected."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_flash_and_math_run_on_a_cpu() -> None:
 
 @pytest.mark.parametrize("kernel", ["efficient", "cudnn"])
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="a GPU may have them")
-def test_a_kernel_that_the_device_lacks_is_refused_at_construction(kernel: str) -> None:
+def test_unavailable_kernel_is_rejected_at_construction(kernel: str) -> None:
     with pytest.raises(UserError, match=f"model.kernel = {kernel}.*cpu"):
         create_model("vit_mu", kernel=kernel)
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="a GPU's flash kernel has dropout")
-def test_a_kernel_that_cannot_do_what_the_model_needs_is_refused() -> None:
+def test_kernel_without_a_required_feature_is_rejected() -> None:
     with pytest.raises(UserError, match="with dropout"):
         create_model("vit_mu", kernel="flash", attn_dropout=0.1)
 
@@ -69,13 +69,13 @@ def test_weights_sum_to_one_and_explain_the_output() -> None:
 
 
 @pytest.mark.parametrize("position", [None, RotaryEmbedding((2, 4), 1, 16), RelativeBias((2, 4), 1, 2)])
-def test_fewer_queries_give_the_leading_rows_of_all(position: object) -> None:
+def test_fewer_queries_give_the_leading_rows_of_the_output(position: object) -> None:
     attention = Attention(32, 2, position=position)
     q, k, v = attention.split(attention.qkv(torch.randn(3, 9, 32)))
     torch.testing.assert_close(attention.attend(q[:, :2], k, v), attention.attend(q, k, v)[:, :2], atol=1e-6, rtol=1e-5)
 
 
-def test_attention_dropout_acts_in_training_only() -> None:
+def test_attention_dropout_is_off_in_eval_mode() -> None:
     for kernel in ("auto", "explicit"):
         attention = Attention(32, 2, attn_dropout=0.5, kernel=kernel)
         x_BND = torch.randn(1, 9, 32)

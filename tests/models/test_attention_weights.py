@@ -20,7 +20,7 @@ def images(size: int = 16) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("options", [{}, {"pos_embed": "rope"}, {"registers": 2, "qk_norm": True}])
-def test_the_class_token_asks_where_there_is_one(options: dict) -> None:
+def test_map_of_a_model_with_class_token_uses_its_query(options: dict) -> None:
     model = create_model("vit_mu", pool="cls", class_token=True, **SMALL, **options)
     *_, weights = attention_weights(model, images())
     expected = weights.mean(1)[:, 0, model.num_prefix_tokens :]
@@ -29,7 +29,7 @@ def test_the_class_token_asks_where_there_is_one(options: dict) -> None:
     torch.testing.assert_close(maps, (expected / expected.sum(1, keepdim=True)).view(2, 4, 4))
 
 
-def test_all_patches_ask_where_their_mean_is_what_the_head_sees() -> None:
+def test_map_of_a_model_with_mean_pooling_averages_the_queries() -> None:
     model = create_model("vit_mu", pool="mean", class_token=False, **SMALL)
     *_, weights = attention_weights(model, images())
     expected = weights.mean((1, 2)).view(2, 4, 4)
@@ -89,16 +89,16 @@ def test_compiled_blocks_and_other_image_sizes_work() -> None:
     assert maps.shape == (2, 6, 6)
 
 
-def test_a_model_without_such_attention_has_no_maps_and_no_weights() -> None:
+def test_model_without_patch_attention_has_no_maps_and_no_weights() -> None:
     model = create_model("timm/test_resnet", num_classes=3)
     assert attention_maps(model, images(64)) is None
     with pytest.raises(UserError, match="no plain ViT attention blocks"):
         next(attention_weights(model, images(64)))
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_model_is_not_changed() -> None:
     model = create_model("vit_mu", **SMALL).train()
-    model.blocks[0].eval()  # As a frozen part of a model may be.
+    model.blocks[0].eval()  # as for a frozen part of a model
     before = {name: p.clone() for name, p in model.named_parameters()}
     attention_maps(model, images())
     assert model.training

@@ -19,7 +19,7 @@ from vit_scale.models.weights.init import init_weights
 @pytest.mark.parametrize(
     "options", [{}, {"pool": "mean"}, {"distilled": True}, {"pool": "max", "registers": 2}], ids=str
 )
-def test_a_model_without_a_head_returns_the_features_that_timm_returns(options: dict) -> None:
+def test_model_without_a_head_returns_the_same_features_as_timm(options: dict) -> None:
     torch.manual_seed(0)
     ours = create_model("vit_mu", num_classes=0, **options).eval()
     timms = create_counterpart(ours.variant).eval()
@@ -39,7 +39,7 @@ def test_every_parameter_of_a_model_without_a_head_receives_a_gradient() -> None
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_zero_classes_is_not_as_many_as_the_data_has() -> None:
+def test_zero_classes_are_not_inferred_from_the_data() -> None:
     sizes = {"num_classes": 7, "in_chans": 3}
     assert construct_from_config(ModelConfig(name="vit_mu", num_classes=0), **sizes).num_classes == 0
     assert construct_from_config(ModelConfig(name="vit_mu"), **sizes).num_classes == 7
@@ -51,7 +51,7 @@ def test_zero_classes_is_not_as_many_as_the_data_has() -> None:
 @pytest.mark.parametrize("init", ["trunc_normal", "timm", "jax", "kaiming_patch", "whitened"])
 @pytest.mark.parametrize("options", [{}, {"mlp": "swiglu", "registers": 2, "pos_embed": "relative"}], ids=str)
 def test_weights_do_not_depend_on_how_parameters_are_edited(init: str, options: dict) -> None:
-    """Each parameter is whole inside `editing` only, as with ZeRO-3; seeds give the same weights as ever."""
+    """Each parameter is complete only inside `editing`, as with ZeRO-3; a seed gives the same weights."""
     torch.manual_seed(0)
     expected = create_model("vit_mu", init=init, **options).state_dict()
     torch.manual_seed(0)

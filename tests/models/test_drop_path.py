@@ -1,4 +1,4 @@
-"""Stochastic depth: skipping is masking in distribution, computes less, and on a GPU keeps its shapes."""
+"""Stochastic depth: skipping is masking in distribution, computes less, and has static shapes on a GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_skip_equals_mask_in_mean_and_variance(batch: int, rate: float) -> None:
     for mode in ("skip", "mask"):
         found = outputs(mode, batch, rate)
         assert found.unique().tolist() == pytest.approx([1, 1 + 3 / (1 - rate)])
-        # For each sample: mean 1 + 3, variance 9 rate / (1 - rate); 4.5 standard errors are allowed for.
+        # Per sample: mean 1 + 3, variance 9 rate / (1 - rate); 4.5 standard errors are allowed.
         variance = 9 * rate / (1 - rate)
         error = 4.5 * (variance / DRAWS) ** 0.5
         torch.testing.assert_close(found.mean(dim=0), torch.full((batch,), 4.0), atol=error, rtol=0)
@@ -37,8 +37,8 @@ def test_skip_equals_mask_in_mean_and_variance(batch: int, rate: float) -> None:
 
 
 @pytest.mark.parametrize(("batch", "rate"), [(8, 0.25), (7, 0.4), (1, 0.9), (3, 0.999)])
-def test_a_gpu_computes_the_same_number_of_samples_at_every_step(batch: int, rate: float) -> None:
-    """Shown on the meta device, which is treated like one."""
+def test_gpu_computes_the_same_number_of_samples_at_every_step(batch: int, rate: float) -> None:
+    """Tested on the meta device, which is treated like a GPU."""
     seen = computed_samples(batch, rate, "meta")
     assert set(seen) == {kept_samples(batch, rate)}
     assert 1 <= seen[0] <= batch
@@ -46,7 +46,7 @@ def test_a_gpu_computes_the_same_number_of_samples_at_every_step(batch: int, rat
 
 
 @pytest.mark.parametrize(("batch", "rate"), [(8, 0.25), (7, 0.4), (16, 0.1), (3, 0.999)])
-def test_a_cpu_computes_no_more_samples_than_are_kept(batch: int, rate: float) -> None:
+def test_cpu_computes_only_the_retained_samples(batch: int, rate: float) -> None:
     torch.manual_seed(0)
     seen = computed_samples(batch, rate, "cpu")
     expected = max(1, batch * (1 - rate))
@@ -55,7 +55,7 @@ def test_a_cpu_computes_no_more_samples_than_are_kept(batch: int, rate: float) -
 
 
 def computed_samples(batch: int, rate: float, device: str) -> list[int]:
-    """How many samples the branch sees in each of some draws."""
+    """Return the number of samples that the branch receives in each draw."""
     seen: list[int] = []
     layer = DropPath(rate, "skip")
     for _ in range(200):
@@ -63,11 +63,11 @@ def computed_samples(batch: int, rate: float, device: str) -> list[int]:
     return seen
 
 
-def test_kept_samples_are_exact_where_they_can_be() -> None:
+def test_number_of_retained_samples_is_exact_if_possible() -> None:
     assert [kept_samples(10, 0.1), kept_samples(10, 0.7), kept_samples(64, 0.1), kept_samples(1, 0.5)] == [9, 3, 58, 1]
 
 
-def test_skip_gradient_is_that_of_the_samples_kept() -> None:
+def test_skip_gradient_flows_through_retained_samples_only() -> None:
     """Against the same function written with a mask."""
     torch.manual_seed(0)
     rate, x = 0.4, torch.randn(6, 3, 8, requires_grad=True)
@@ -98,7 +98,7 @@ def test_rates_rise_linearly_or_are_uniform() -> None:
 
 @pytest.mark.parametrize("mode", ["selective", "full"])
 def test_recomputation_drops_the_same_samples(mode: str) -> None:
-    """With dropout and stochastic depth on, gradients with and without activation checkpointing are the same bits."""
+    """With dropout and stochastic depth on, gradients with and without activation checkpointing are bit-identical."""
     gradients = []
     for checkpointing in ("none", mode):
         torch.manual_seed(0)
@@ -130,7 +130,7 @@ def test_compiled_blocks_do_not_recompile_from_step_to_step() -> None:
     assert not dynamo.utils.counters["graph_break"]
 
 
-def test_equal_blocks_share_one_compiled_graph_and_the_last_has_its_own() -> None:
+def test_equal_blocks_share_one_compiled_graph_and_the_last_has_a_separate_one() -> None:
     import torch._dynamo as dynamo
 
     dynamo.reset()
@@ -162,7 +162,7 @@ def block_flops(**options: object) -> int:
 
 
 @pytest.mark.parametrize("accepted", [True, False])
-def test_every_module_runs_and_every_parameter_has_a_gradient_even_when_all_is_dropped(accepted: bool) -> None:
+def test_every_module_runs_and_every_parameter_has_a_gradient_even_if_all_samples_are_dropped(accepted: bool) -> None:
     """DDP and ZeRO-3 require that of every rank at every step, however small its batch."""
     torch.manual_seed(0)
     model = create_model("vit_mu", drop_path=0.9, drop_path_schedule="uniform").train()
@@ -181,8 +181,8 @@ def test_every_module_runs_and_every_parameter_has_a_gradient_even_when_all_is_d
 
 
 @pytest.mark.parametrize("mode", ["skip", "mask"])
-def test_a_half_precision_branch_is_added_in_full_precision(mode: str) -> None:
-    """As under autocast, where the residual stream is float32 and a branch answers in half."""
+def test_half_precision_branch_is_added_in_full_precision(mode: str) -> None:
+    """As under autocast, where the residual stream is float32 and a branch returns half precision."""
     x = torch.randn(6, 2, 4)
     y = DropPath(0.5, mode)(x, lambda t: t.half() * 0)
     assert y.dtype == torch.float32

@@ -11,13 +11,13 @@ from vit_scale.models.dropout import Dropout
 
 
 def dropped(rate: float, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
-    """What is left of ones."""
+    """Return dropout of ones."""
     torch.manual_seed(seed)
     return Dropout(rate).train()(torch.ones(shape))
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.9])
-def test_elements_are_zero_or_scaled_and_as_many_as_the_rate_says(rate: float) -> None:
+def test_fraction_of_dropped_elements_equals_the_rate(rate: float) -> None:
     found = dropped(rate, (1000, 1001))
     assert found.unique().tolist() == pytest.approx([0, 1 / (1 - rate)], rel=1e-3)
     share = (found == 0).double().mean().item()
@@ -25,8 +25,8 @@ def test_elements_are_zero_or_scaled_and_as_many_as_the_rate_says(rate: float) -
     assert found.double().mean().item() == pytest.approx(1, abs=0.01)
 
 
-def test_elements_are_dropped_independently_of_their_neighbours() -> None:
-    """Four of them come from one random number: of each of the 16 patterns there are as many as there should be."""
+def test_elements_are_dropped_independently_of_their_neighbors() -> None:
+    """Four of them are drawn from one random number: all 16 patterns are equally frequent."""
     kept = draw_kept_elements(torch.empty(400_000), 2**15).view(-1, 4).long()
     patterns = (kept * torch.tensor([1, 2, 4, 8])).sum(1).bincount(minlength=16)
     expected = 100_000 / 16
@@ -34,16 +34,16 @@ def test_elements_are_dropped_independently_of_their_neighbours() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1,), (3,), (2, 3, 5), (0, 4)])
-def test_any_number_of_elements_will_do(shape: tuple[int, ...]) -> None:
+def test_any_number_of_elements_is_supported(shape: tuple[int, ...]) -> None:
     assert dropped(0.5, shape).shape == shape
 
 
-def test_the_seed_decides() -> None:
+def test_output_is_determined_by_the_seed() -> None:
     assert torch.equal(dropped(0.3, (50, 50)), dropped(0.3, (50, 50)))
     assert not torch.equal(dropped(0.3, (50, 50)), dropped(0.3, (50, 50), seed=1))
 
 
-def test_the_gradient_is_that_of_the_elements_kept() -> None:
+def test_gradient_flows_through_retained_elements_only() -> None:
     x = torch.randn(20, 30, requires_grad=True)
     torch.manual_seed(0)
     found = Dropout(0.4).train()(x * 2)
@@ -53,22 +53,22 @@ def test_the_gradient_is_that_of_the_elements_kept() -> None:
     torch.testing.assert_close(gradient, 2 * factor * weights)
 
 
-def test_a_gradient_that_others_use_as_well_is_not_changed() -> None:
-    """As in a residual sum, whose two terms get the same tensor."""
+def test_shared_gradient_is_not_changed() -> None:
+    """As in a residual sum, whose two terms receive the same tensor."""
     x = torch.randn(100, requires_grad=True)
     branch = Dropout(0.5).train()(x * 1)
     (gradient,) = torch.autograd.grad((x + branch).sum(), x)
     torch.testing.assert_close(gradient, 1 + (branch / x).detach())
 
 
-def test_the_backward_pass_keeps_a_byte_an_element() -> None:
+def test_backward_pass_saves_one_byte_per_element() -> None:
     saved: list[torch.Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         Dropout(0.1).train()(torch.ones(1000, requires_grad=True) * 1)
     assert [tensor.nbytes for tensor in saved if tensor.ndim] == [1000]
 
 
-def test_the_input_is_not_changed() -> None:
+def test_input_is_not_changed() -> None:
     x = torch.randn(100)
     before = x.clone()
     found = Dropout(0.5).train()(x)
@@ -76,7 +76,7 @@ def test_the_input_is_not_changed() -> None:
     assert (found == 0).any()
 
 
-def test_it_can_be_differentiated_twice() -> None:
+def test_dropout_can_be_differentiated_twice() -> None:
     x = torch.randn(50, requires_grad=True)
     torch.manual_seed(0)
     y = Dropout(0.5).train()(x.sin()).square().sum()
@@ -86,7 +86,7 @@ def test_it_can_be_differentiated_twice() -> None:
     torch.testing.assert_close(second, 2 * factor * (2 * x).cos(), atol=1e-4, rtol=1e-4)
 
 
-def test_it_draws_as_torch_does_if_kernels_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_draws_the_same_numbers_as_torch_if_kernels_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIT_SCALE_KERNELS", "0")
     found = dropped(0.5, (100,))
     torch.manual_seed(0)
@@ -94,20 +94,20 @@ def test_it_draws_as_torch_does_if_kernels_are_off(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_other_precisions_stay_what_they_are(dtype: torch.dtype) -> None:
+def test_output_has_the_dtype_of_the_input(dtype: torch.dtype) -> None:
     found = Dropout(0.25).train()(torch.ones(1000, dtype=dtype))
     assert found.dtype == dtype
     assert set(found.tolist()) <= {0.0, torch.tensor(4 / 3, dtype=dtype).item()}
 
 
-def test_nothing_is_dropped_in_evaluation_or_at_rate_zero_and_all_at_rate_one() -> None:
+def test_nothing_is_dropped_in_eval_mode_or_at_rate_zero_and_everything_at_rate_one() -> None:
     x = torch.randn(10)
     for layer in (Dropout(0.5).eval(), Dropout(0.0).train()):
         assert layer(x) is x
     assert torch.equal(Dropout(1.0).train()(x), torch.zeros(10))
 
 
-def test_under_a_compiler_it_is_torch_s_own() -> None:
+def test_compiled_dropout_is_torchs() -> None:
     layer = Dropout(0.5).train()
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
     torch.manual_seed(0)

@@ -46,14 +46,14 @@ def images(batch: int = 3) -> Tensor:
 
 
 def shared_submodules(ours: nn.Module, timms: nn.Module) -> list[str]:
-    """Names of both models. Stochastic depth is built in another way: ours skips samples."""
+    """Names of both models. Stochastic depth is implemented differently: ours skips samples."""
     theirs = dict(timms.named_modules())
     names = [name for name, module in ours.named_modules() if name in theirs and not isinstance(module, nn.ModuleList)]
     return [name for name in names if name and "drop_path" not in name]
 
 
 def observe(model: nn.Module, names: list[str]) -> dict[str, list[Tensor]]:
-    """Keep, as hooks see them, inputs, outputs and gradients of the output of each module; not copies."""
+    """Capture inputs, outputs and output gradients of each module with hooks, without copying."""
     seen: dict[str, list[Tensor]] = {}
     for name in names:
         module = model.get_submodule(name)
@@ -71,7 +71,7 @@ def observe(model: nn.Module, names: list[str]) -> dict[str, list[Tensor]]:
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_hooks_on_every_submodule_see_what_timm_shows(options: dict[str, Any]) -> None:
+def test_hooks_on_every_submodule_receive_the_same_values_as_in_timm(options: dict[str, Any]) -> None:
     ours, timms = pair(**options)
     names = shared_submodules(ours, timms)
     kinds = {"patch_embed", "pos_drop", "blocks.1", "blocks.1.norm1", "blocks.1.attn", "blocks.1.attn.qkv", "head"}
@@ -86,7 +86,7 @@ def test_hooks_on_every_submodule_see_what_timm_shows(options: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("name", ["attn", "attn.proj", "mlp", "mlp.fc2", "mlp.act", "attn.qkv", "ls1", "norm2"])
-def test_a_hook_on_one_submodule_keeps_a_tensor_that_nobody_changes(name: str) -> None:
+def test_tensor_captured_by_a_hook_is_not_changed_later(name: str) -> None:
     model, _ = pair()
     kept: list[tuple[Tensor, Tensor]] = []
     hook = lambda _m, _i, out: kept.append((out, out.detach().clone()))  # noqa: E731
@@ -117,7 +117,7 @@ def test_lora_on_every_linear_layer_trains_a_step(options: dict[str, Any]) -> No
     assert all(not torch.equal(p, before[name]) for name, p in adapters.items())
 
 
-def test_lora_computes_what_it_computes_on_timms_model() -> None:
+def test_lora_gives_the_same_results_as_on_timms_model() -> None:
     ours, timms = pair()
     outputs = []
     for model in (ours, timms):
@@ -135,7 +135,7 @@ def test_lora_computes_what_it_computes_on_timms_model() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"pool": "mean", "drop_path": 0.4}, {"pos_embed": "relative"}], ids=str)
-def test_the_explicit_kernel_can_be_differentiated_twice(options: dict[str, Any]) -> None:
+def test_explicit_kernel_can_be_differentiated_twice(options: dict[str, Any]) -> None:
     """The derivative of the squared gradient norm, against finite differences."""
     torch.manual_seed(0)
     model = create_model("vit_mu", kernel="explicit", **options).double().train()
@@ -171,8 +171,8 @@ def quantize(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_replaced_block_sees_tokens_only(dropout: float) -> None:
-    """Any module from tokens to tokens can take the place of a block."""
+def test_replaced_block_receives_only_tokens(dropout: float) -> None:
+    """Any module from tokens to tokens can replace a block."""
     model = create_model("vit_mu", dropout=dropout).eval()
     x = images()
     model.blocks[0] = nn.Identity()

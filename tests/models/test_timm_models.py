@@ -1,4 +1,4 @@
-"""Any timm model by name: trains as it is, takes the options it has, and says so where it has not."""
+"""Any timm model by name: trains unchanged, accepts its own options, and rejects others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAMILIES = [
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_timm_model_is_timms_with_our_attributes(name: str) -> None:
+def test_timm_model_equals_timms_and_has_our_attributes(name: str) -> None:
     import timm
 
     with torch.device("meta"):
@@ -67,12 +67,12 @@ def test_image_size_and_channels_reach_the_model() -> None:
         ("no_such_model", {}, "model.name"),
     ],
 )
-def test_an_option_that_the_model_does_not_have_is_refused(name: str, options: dict[str, object], message: str) -> None:
+def test_unsupported_option_is_rejected(name: str, options: dict[str, object], message: str) -> None:
     with torch.device("meta"), pytest.raises(UserError, match=message):
         create_model(f"timm/{name}", **options)
 
 
-def test_checkpointing_goes_through_timm() -> None:
+def test_activation_checkpointing_uses_timms() -> None:
     model = create_model("timm/vit_tiny_patch16_224", img_size=32)
     model.set_activation_checkpointing("full")
     assert model.grad_checkpointing
@@ -82,8 +82,8 @@ def test_checkpointing_goes_through_timm() -> None:
         model.set_activation_checkpointing("selective")
 
 
-def test_a_copy_of_a_timm_model_is_whole() -> None:
-    """The moving average of the weights is a deep copy."""
+def test_copy_of_a_timm_model_is_complete() -> None:
+    """EMA weights are a deep copy."""
     model = create_model("timm/resnet18", num_classes=3, img_size=64).eval()
     twin = copy.deepcopy(model)
     x = torch.randn(1, 3, 64, 64)

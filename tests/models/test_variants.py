@@ -1,4 +1,4 @@
-"""The table of variants: exact parameter counts, timm's names and shapes, and errors for names that are not there."""
+"""The table of variants: exact parameter counts, timm's names and shapes, and errors for unknown names."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_variants_named_in_timm_are_in_timm_and_expect_the_same_pixels() -> None
         assert pixel_statistics(name) == (tuple(published.mean), tuple(published.std)), name
 
 
-def test_the_32_pixel_family_has_ten_classes_and_dropout() -> None:
+def test_32_pixel_family_has_ten_classes_and_dropout() -> None:
     for name in ("vit_cifar_small", "vit_cifar_base", "vit_cifar_large", "vit_cifar_512x6"):
         assert (VARIANTS[name].num_classes, VARIANTS[name].dropout, VARIANTS[name].img_size) == (10, 0.1, (32, 32))
     model = create_model("vit_cifar_small", depth=1)
@@ -77,7 +77,7 @@ def test_the_32_pixel_family_has_ten_classes_and_dropout() -> None:
     assert not any(isinstance(m, Dropout) for m in create_model("vit_cifar_small", depth=1, dropout=0).modules())
 
 
-def test_an_unknown_name_names_the_nearest() -> None:
+def test_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(UserError, match="model.name.*vit_smal_patch16_224.*vit_small_patch16_224"):
         check_model_name("vit_smal_patch16_224")
     with pytest.raises(UserError, match="model.name.*resnet5O.*resnet50"):
@@ -97,7 +97,7 @@ def test_names_are_checked_without_torch_or_timm() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_unknown_options_and_bad_values_are_told() -> None:
+def test_unknown_options_and_invalid_values_are_reported() -> None:
     with pytest.raises(TypeError, match="drop_pth.*drop_path"):
         create_model("vit_mu", drop_pth=0.1)
     with pytest.raises(UserError, match="model.drop_path = 1.5"):
@@ -115,12 +115,12 @@ def test_unknown_options_and_bad_values_are_told() -> None:
         ({"distilled": True, "pool": "mean"}, "model.distilled"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(options: dict[str, object], message: str) -> None:
+def test_contradictory_options_are_rejected(options: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         create_model("vit_mu", **options)
 
 
-def test_from_config_takes_classes_and_channels_of_the_data_unless_told() -> None:
+def test_construct_from_config_infers_classes_and_channels_from_the_data_by_default() -> None:
     from vit_scale.config import ModelConfig
     from vit_scale.models import construct_from_config
 

@@ -1,4 +1,4 @@
-"""The options of the ViT: every parameter learns under each of them, and each does what it says."""
+"""The options of the ViT: every parameter receives a gradient with each of them, and each has its documented effect."""
 
 from __future__ import annotations
 
@@ -65,8 +65,10 @@ def test_every_parameter_receives_a_gradient(options: dict[str, object]) -> None
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 @pytest.mark.parametrize("options", [o for o in OPTIONS if "dropout" not in o], ids=str)
-def test_leaving_out_tokens_that_no_head_reads_changes_nothing(options: dict[str, object], checkpointing: str) -> None:
-    """Logits and gradients are those of all tokens, with the same samples and patches dropped."""
+def test_skipping_tokens_that_no_head_reads_does_not_change_results(
+    options: dict[str, object], checkpointing: str
+) -> None:
+    """Logits and gradients equal those with all tokens, with the same samples and patches dropped."""
     torch.manual_seed(0)
     model = create_model("vit_mu", **options).train()
     model.set_activation_checkpointing(checkpointing)
@@ -86,7 +88,7 @@ def test_leaving_out_tokens_that_no_head_reads_changes_nothing(options: dict[str
     [({}, 1), ({"registers": 3}, 1), ({"distilled": True}, 2), ({"pool": "mean"}, 17), ({"pool": "tokens"}, 17)],
     ids=str,
 )
-def test_the_last_block_computes_the_tokens_that_the_head_reads(options: dict[str, object], tokens: int) -> None:
+def test_last_block_computes_only_tokens_that_the_head_reads(options: dict[str, object], tokens: int) -> None:
     model, shapes = create_model("vit_mu", **options), []
     with accept_hooks(model):
         for block in model.blocks:
@@ -100,7 +102,7 @@ def test_the_last_block_computes_the_tokens_that_the_head_reads(options: dict[st
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_layers_and_decay_know_every_parameter(options: dict[str, object]) -> None:
+def test_every_parameter_has_a_layer_and_a_weight_decay(options: dict[str, object]) -> None:
     model = create_model("vit_mu", **options)
     undecayed = model.no_weight_decay()
     for name, parameter in model.named_parameters():
@@ -112,7 +114,7 @@ def test_layers_and_decay_know_every_parameter(options: dict[str, object]) -> No
     assert model.num_layers == 4
 
 
-def test_positions_matter_unless_there_are_none() -> None:
+def test_patch_order_matters_only_with_position_embeddings() -> None:
     """Without positions, the class token does not see the order of patches; with any kind of positions it does."""
     for kind in ("learned", "learned_2d", "sincos", "rope", "relative", "none"):
         torch.manual_seed(0)
@@ -146,8 +148,8 @@ def test_sincos_is_fixed_and_distinct_for_every_patch() -> None:
 
 
 @pytest.mark.parametrize("pos_embed", ["rope", "relative"])
-def test_patch_dropout_keeps_the_places_of_the_patches_it_leaves(pos_embed: str) -> None:
-    """Dropping patches and then attending is attending with the others masked out."""
+def test_patch_dropout_preserves_the_positions_of_remaining_patches(pos_embed: str) -> None:
+    """Dropping patches equals masking them out in the attention."""
     torch.manual_seed(0)
     model = create_model("vit_mu", pos_embed=pos_embed, depth=1, kernel="explicit").eval()
     torch.nn.init.normal_(model.blocks[0].attn.qkv.weight, std=0.5)
@@ -164,7 +166,7 @@ def test_patch_dropout_keeps_the_places_of_the_patches_it_leaves(pos_embed: str)
         torch.testing.assert_close(found[sample], expected, atol=1e-5, rtol=1e-4)
 
 
-def test_patch_dropout_is_for_training_only_and_keeps_prefix_tokens() -> None:
+def test_patch_dropout_is_off_in_eval_mode_and_preserves_prefix_tokens() -> None:
     model = create_model("vit_mu", patch_dropout=0.75, registers=2).train()
     tokens, keep = model._embed(images(model))
     assert tokens.shape == (4, 3 + 4, 32)
@@ -173,7 +175,7 @@ def test_patch_dropout_is_for_training_only_and_keeps_prefix_tokens() -> None:
     assert model.eval()._embed(images(model))[0].shape == (4, 19, 32)
 
 
-def test_intermediates_are_the_tokens_of_the_blocks_asked_for() -> None:
+def test_intermediates_are_the_tokens_of_the_requested_blocks() -> None:
     model = create_model("vit_mu", depth=4, img_size=(16, 32), registers=1).eval()
     x = images(model)
     maps = model.forward_intermediates(x, 2)
@@ -186,7 +188,7 @@ def test_intermediates_are_the_tokens_of_the_blocks_asked_for() -> None:
 
 
 def test_intermediates_are_not_changed_by_later_blocks() -> None:
-    """Stochastic depth adds in place; what was handed out must stay."""
+    """Stochastic depth adds in place; returned tensors must not change."""
     torch.manual_seed(0)
     model = create_model("vit_mu", depth=3, drop_path=0.5, drop_path_schedule="uniform").train()
     x = images(model)
@@ -198,7 +200,7 @@ def test_intermediates_are_not_changed_by_later_blocks() -> None:
 
 
 @pytest.mark.parametrize("size", [(16, 24), (48, 32)])
-def test_intermediate_maps_are_right_at_every_accepted_size(size: tuple[int, int]) -> None:
+def test_intermediate_maps_are_correct_at_every_accepted_size(size: tuple[int, int]) -> None:
     """Against a model that is built at that size, with resampled positions."""
     torch.manual_seed(0)
     model = create_model("vit_mu", registers=2).eval()
@@ -211,13 +213,13 @@ def test_intermediate_maps_are_right_at_every_accepted_size(size: tuple[int, int
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
-def test_an_image_of_another_size_is_told() -> None:
+def test_unexpected_image_size_is_reported() -> None:
     model = create_model("vit_mu")
     with pytest.raises(UserError, match=r"\(3, 32, 32\).*\(3, 64, 64\).*model.img_size"):
         model(torch.randn(1, 3, 64, 64))
 
 
-def test_any_size_is_allowed_only_on_request_and_only_whole_patches() -> None:
+def test_allow_any_size_accepts_multiples_of_the_patch_size() -> None:
     model = create_model("vit_mu", img_size=32, patch_size=8)
     model.allow_any_size()
     assert model(torch.zeros(1, 3, 16, 24)).shape == (1, model.num_classes)
@@ -227,7 +229,7 @@ def test_any_size_is_allowed_only_on_request_and_only_whole_patches() -> None:
         create_model("vit_mu", img_size=32, patch_size=8, pos_embed="rope").allow_any_size()
 
 
-def test_a_copy_is_independent() -> None:
+def test_copy_is_independent() -> None:
     model = create_model("vit_mu", pos_embed="relative").eval()
     twin = copy.deepcopy(model)
     x = images(model)
@@ -237,7 +239,7 @@ def test_a_copy_is_independent() -> None:
 
 
 @pytest.mark.parametrize("init", ["trunc_normal", "timm", "jax", "kaiming_patch", "whitened"])
-def test_initial_weights_have_the_spread_they_should(init: str) -> None:
+def test_initial_weights_have_the_expected_std(init: str) -> None:
     torch.manual_seed(0)
     model = create_model("vit_cifar_small", depth=1, init=init)
     fan_in, fan_out = 192, 768

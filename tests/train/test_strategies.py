@@ -134,7 +134,9 @@ def test_half_precision_under_zero_follows_full_precision(runs: tuple) -> None:
         pytest.skip("this CPU has no bf16")
     assert metrics(runs[0] / "bf16", "train/loss") == pytest.approx(metrics(runs[0] / "one", "train/loss"), abs=1e-2)
     weights = load_file(runs[0] / "bf16" / "model.safetensors")
-    assert {t.dtype for t in weights.values()} == {torch.float32}, "the master weights are saved, not their copies"
+    assert {t.dtype for t in weights.values()} == {torch.float32}, (
+        "the master weights are saved, not the half-precision copies"
+    )
 
 
 def test_changing_the_strategy_keeps_the_run(runs: tuple) -> None:

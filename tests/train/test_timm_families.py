@@ -62,7 +62,7 @@ def test_family_trains_and_evaluates(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_weights_go_back_to_timm(folder: Path, name: str) -> None:
+def test_weights_load_into_timm(folder: Path, name: str) -> None:
     import timm
     from safetensors.torch import load_file
 

@@ -1,22 +1,22 @@
-/* Softmax attention in fp32 on a CPU, forward and backward, one head of one image after another on each thread.
+/* Softmax attention in fp32 on a CPU, forward and backward; each thread processes one head of one image at a time.
 
-   Written by hand because torch's kernel for CPUs, whose products are MKL's, runs at a third of the peak of an AMD EPYC
-   with AVX-512 and at half with AVX2 (benchmarks/attention.py). Here a head's keys and values lie together in the
-   cache, and products keep their sums in registers. Built for both by setup.py, with gcc; called by cpu_attention.py.
+   Hand-written because torch's CPU kernel, whose matmuls are MKL's, reaches 33% of the peak of an AMD EPYC with
+   AVX-512 and 50% with AVX2 (benchmarks/attention.py). Here the keys and values of a head are contiguous in the
+   cache, and matmuls accumulate in registers. setup.py builds it for both with gcc; cpu_attention.py calls it.
 
    Names: a head of an image has `tokens` queries, keys and values of `width` numbers. Scores are computed for
-   BLOCK queries at a time, in rows of `stride` numbers: `tokens` rounded up to whole vectors, filled up with zeros.
+   BLOCK queries at a time, in rows of `stride` numbers: `tokens` rounded up to full vectors, padded with zeros.
    qkv is [images, tokens, 3, heads, width]; y is [images, tokens, heads, width]; log_sums is [images, heads, tokens].
-   Every sum is taken in an order that depends on neither the number of threads nor their timing. */
+   The order of every sum is independent of the number of threads and their timing. */
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #ifdef __AVX512F__
-enum { LANES = 16, VECTORS = 4 }; /* 24 of 32 registers hold the sums of a tile. */
+enum { LANES = 16, VECTORS = 4 }; /* The sums of a tile use 24 of 32 registers, */
 #else
-enum { LANES = 8, VECTORS = 2 }; /* 12 of 16. */
+enum { LANES = 8, VECTORS = 2 }; /* or 12 of 16. */
 #endif
 enum { ROWS = 6, BLOCK = 8 * ROWS, ALIGNMENT = 64 };
 
@@ -27,7 +27,7 @@ typedef int integers __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 #define LOAD(p) (*(const vector *)(p))
 #define STORE(p, value) (*(vector *)(p) = (value))
 
-/* ------------------------------------------------------------------------------------------------------ products */
+/* ------------------------------------------------------------------------------------------------------- matmuls */
 
 /* A matrix whose element (i, j) is at[i * row + j * column]. */
 typedef struct {
@@ -35,7 +35,7 @@ typedef struct {
     long row, column;
 } matrix;
 
-/* c = a b, or c += a b: a tile of `rows` rows and `vectors` vectors of columns, both known to the compiler. */
+/* c = a b, or c += a b: a tile of `rows` rows and `vectors` vectors of columns, both compile-time constants. */
 INLINE void tile(int rows, int vectors, long depth, matrix a, matrix b, float *c, long c_row, int add) {
     vector sums[ROWS][VECTORS];
     for (int i = 0; i < rows; i++)
@@ -65,7 +65,7 @@ INLINE void tiles(int vectors, long rows, long depth, matrix a, matrix b, float 
     }
 }
 
-/* c = a b, or c += a b, for [rows, depth] x [depth, columns]; columns are whole vectors, next to each other in b, c. */
+/* c = a b, or c += a b, for [rows, depth] x [depth, columns]; columns are full vectors, contiguous in b and c. */
 static void product(long rows, long columns, long depth, matrix a, matrix b, float *c, long c_row, int add) {
     for (long j = 0; j < columns; j += VECTORS * LANES, b.at += VECTORS * LANES, c += VECTORS * LANES) {
         switch ((columns - j) / LANES) {
@@ -85,10 +85,10 @@ INLINE vector choose(integers where, vector x, vector otherwise) {
     return (vector)(((integers)x & where) | ((integers)otherwise & ~where));
 }
 
-/* 2^x for x <= 0: 2^n times a polynomial of what is left of x, whose own relative error is 2e-9. What is below 2^-125
-   becomes that, what rounding put above 1 becomes 1, and what is not a number stays so. */
+/* 2^x for x <= 0: 2^n times a polynomial of the remainder of x, with a relative error of 2e-9. Results are clamped to
+   2^-125 and, in case of rounding errors, to 1. NaN is preserved. */
 INLINE vector power_of_2(vector x) {
-    const float round_to_integer = 12582912.0f; /* 1.5 * 2^23: added to x, it leaves no bits for a fraction. */
+    const float round_to_integer = 12582912.0f; /* 1.5 * 2^23: adding it to x rounds x to an integer. */
     x = choose(x < -125.0f, (vector){0} - 125.0f, choose(x > 0.0f, (vector){0}, x));
     vector shifted = x + round_to_integer;
     vector f = x - (shifted - round_to_integer);
@@ -103,7 +103,7 @@ INLINE vector power_of_2(vector x) {
     return p * (vector)exponent;
 }
 
-/* The numbers of the lanes before `count`, zeros after them. */
+/* Return the lanes before `count`, and zeros after them. */
 INLINE vector first_lanes(vector x, long count) {
     if (count >= LANES) return x;
     integers lane;
@@ -135,7 +135,7 @@ static void copy_rows(const float *from, long from_row, float *to, long to_row, 
     for (long i = 0; i < rows; i++) memcpy(to + i * to_row, from + i * from_row, width * sizeof(float));
 }
 
-/* LANES rows of LANES numbers turned into columns: each round deals the cards of both halves alternately. */
+/* Transpose LANES rows of LANES numbers in place: each round interleaves the two halves. */
 INLINE void turn(vector rows[LANES]) {
     integers low, high;
     for (int i = 0; i < LANES; i++) {
@@ -164,8 +164,8 @@ static void transpose(const float *from, long from_row, float *to, long stride, 
         }
 }
 
-/* Scores become 2^(factor * (score - largest)); returns the logarithm to the base 2 of what 2^(factor * score) sums to,
-   and the factor by which the results must be multiplied to sum to one. */
+/* Replace scores by 2^(factor * (score - largest)); return log2 of the sum of 2^(factor * score), and in `to_one` the
+   factor that normalizes the results to a sum of one. */
 INLINE float exponentials(float *row, long tokens, float factor, float *to_one) {
     float largest = largest_of(row, tokens);
     vector sum = {0};
@@ -179,7 +179,7 @@ INLINE float exponentials(float *row, long tokens, float factor, float *to_one) 
     return largest * factor + log2f(total);
 }
 
-/* Scores and the gradients of weights become weights and the gradients of scores. */
+/* Replace scores by weights, and the gradients of weights by the gradients of scores. */
 INLINE void softmax_backward(float *scores, float *grads, long tokens, float scale, float log_sum, float delta) {
     const float factor = scale * (float)M_LOG2E;
     for (long j = 0; j < tokens; j += LANES) {
@@ -265,7 +265,8 @@ static float *allocate(long numbers) {
     return aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
 }
 
-/* `width` must be a multiple of 16. Both return how many threads had no memory; if any, the result is of no use. */
+/* `width` must be a multiple of 16. Both return the number of threads that ran out of memory; if any, the result is
+   invalid. */
 int attention_forward(const float *qkv, float *y, float *log_sums, long images, long tokens, long heads, long width,
                       int threads) {
     const shape s = shape_of(tokens, heads, width);

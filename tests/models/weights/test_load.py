@@ -1,4 +1,4 @@
-"""Weights in and out: what fits is kept, what depends on the image is resampled, all is accounted for, nothing runs."""
+"""Loading weights: those that fit are loaded, positions are resampled, the rest is reported, no code is executed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def weights(tmp_path: Path) -> Path:
     return save(create_model("vit_mu"), tmp_path / "model.safetensors")
 
 
-def test_weights_of_the_same_model_are_kept_whole(weights: Path) -> None:
+def test_weights_of_the_same_model_are_loaded_unchanged(weights: Path) -> None:
     model = create_model("vit_mu", weights=str(weights))
     report = load_weights(model, weights)
     assert sorted(report.kept) == sorted(model.state_dict())
@@ -47,7 +47,7 @@ def test_timms_weights_give_timms_logits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"distilled": True}, {"registers": 3}], ids=str)
 @pytest.mark.parametrize("size", [(64, 64), (16, 48)])
-def test_positions_are_resampled_as_timm_does_with_prefix_tokens_apart(
+def test_positions_are_resampled_as_in_timm_and_prefix_tokens_are_not(
     tmp_path: Path, options: dict[str, object], size: tuple[int, int]
 ) -> None:
     from timm.layers import resample_abs_pos_embed
@@ -74,8 +74,8 @@ def test_rectangular_positions_are_resampled_by_proportion_or_by_the_grid_given(
 
 
 @pytest.mark.parametrize("kernel", ["kernel: auto", "attention: auto"], ids=["today", "earlier version"])
-def test_a_run_knows_its_grid(tmp_path: Path, kernel: str) -> None:
-    """Eight patches and a class token are nine positions, which without the run's options look like three by three."""
+def test_grid_comes_from_the_options_of_the_run(tmp_path: Path, kernel: str) -> None:
+    """Eight patches and a class token are nine positions, which look like a 3x3 grid without the run's options."""
     from timm.layers import resample_abs_pos_embed
 
     old = create_model("vit_mu", img_size=(16, 32))
@@ -90,14 +90,14 @@ def test_a_run_knows_its_grid(tmp_path: Path, kernel: str) -> None:
     torch.testing.assert_close(upright.pos_embed, resample_abs_pos_embed(old.pos_embed, [4, 2], old_size=[2, 4]))
 
 
-def test_weights_with_a_class_token_load_into_a_model_without(weights: Path) -> None:
+def test_weights_with_a_class_token_load_into_a_model_without_one(weights: Path) -> None:
     report = load_weights(create_model("vit_mu", pool="mean", class_token=False), weights)
     assert set(report.skipped) == {"cls_token", "norm.weight", "norm.bias"}
     assert set(report.initialized) == {"fc_norm.weight", "fc_norm.bias"}
     assert list(report.resized) == ["pos_embed"]
 
 
-def test_a_class_token_with_a_position_loads_where_it_has_none_and_gives_the_same_output(tmp_path: Path) -> None:
+def test_position_of_the_class_token_is_added_to_it_if_the_model_has_none(tmp_path: Path) -> None:
     from dataclasses import replace
 
     from vit_scale.models.vit import VisionTransformer
@@ -114,9 +114,7 @@ def test_a_class_token_with_a_position_loads_where_it_has_none_and_gives_the_sam
     torch.testing.assert_close(back(x), old(x), atol=1e-6, rtol=1e-5)
 
 
-def test_another_number_of_classes_leaves_a_fresh_head_and_says_so(
-    weights: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_head_for_other_classes_is_initialized_and_reported(weights: Path, capsys: pytest.CaptureFixture) -> None:
     torch.manual_seed(1)
     fresh = create_model("vit_mu", num_classes=3)
     torch.manual_seed(1)
@@ -134,7 +132,7 @@ def test_patch_kernels_are_resized_so_that_a_resized_image_gives_the_same_tokens
     old = create_model("vit_mu", weights=str(weights))
     assert "patch_embed.proj.weight" in report.resized
     small = torch.randn(1, 3, 32, 32)
-    # Enlarged patch by patch, as the kernel was; across patches a bicubic image would mix neighbours.
+    # Enlarged patch by patch, like the kernel; bicubic resizing across patches would mix neighbors.
     patches = small.unfold(2, 8, 8).unfold(3, 8, 8).reshape(1, 48, 8, 8)
     large = nn.functional.interpolate(patches, size=(16, 16), mode="bicubic", antialias=True)
     large = large.reshape(1, 3, 4, 4, 16, 16).permute(0, 1, 2, 4, 3, 5).reshape(1, 3, 64, 64)
@@ -158,7 +156,7 @@ def test_other_positions_are_resampled_too(tmp_path: Path, kind: str) -> None:
     assert (report.initialized, report.skipped) == ({}, {})
 
 
-def test_relative_bias_keeps_what_it_learned_about_offsets(tmp_path: Path) -> None:
+def test_relative_bias_is_resampled_by_offset(tmp_path: Path) -> None:
     old = create_model("vit_mu", pos_embed="relative")
     for block in old.blocks:
         nn.init.constant_(block.attn.rel_pos.relative_position_bias_table, 0.7)
@@ -167,7 +165,7 @@ def test_relative_bias_keeps_what_it_learned_about_offsets(tmp_path: Path) -> No
     torch.testing.assert_close(model.blocks[0].attn.rel_pos(), torch.full((1, 2, 65, 65), 0.7))
 
 
-def test_what_is_missing_and_what_is_over_is_told(weights: Path) -> None:
+def test_missing_and_unexpected_weights_are_reported(weights: Path) -> None:
     report = load_weights(create_model("vit_mu", layer_scale=0.1, pos_embed="rope"), weights)
     assert "blocks.0.ls1.gamma" in report.initialized
     assert "pos_embed" in report.skipped
@@ -175,18 +173,18 @@ def test_what_is_missing_and_what_is_over_is_told(weights: Path) -> None:
     assert "left as initialized: blocks.0.ls1.gamma" in report.summary()
 
 
-def test_weights_of_another_architecture_are_refused(weights: Path) -> None:
+def test_weights_of_another_architecture_are_rejected(weights: Path) -> None:
     with pytest.raises(UserError, match=r"another architecture"):
         load_weights(create_model("vit_mu", embed_dim=48), weights)
 
 
-def test_weights_with_nothing_in_common_are_refused(tmp_path: Path) -> None:
+def test_weights_with_nothing_in_common_are_rejected(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "w.safetensors")
     with pytest.raises(UserError, match="no tensor fits"):
         load_weights(create_model("vit_mu"), tmp_path / "w.safetensors")
 
 
-def test_a_run_folder_gives_its_average_if_it_has_one(tmp_path: Path) -> None:
+def test_ema_weights_of_a_run_are_loaded_if_available(tmp_path: Path) -> None:
     model, average = create_model("vit_mu"), create_model("vit_mu")
     save(model, tmp_path / "model.safetensors")
     found = create_model("vit_mu", weights=str(tmp_path))
@@ -196,7 +194,7 @@ def test_a_run_folder_gives_its_average_if_it_has_one(tmp_path: Path) -> None:
     assert torch.equal(found.head.weight, average.head.weight)
 
 
-def test_torch_files_load_and_wrappers_are_taken_off(tmp_path: Path) -> None:
+def test_torch_files_are_loaded_without_prefixes_of_wrappers(tmp_path: Path) -> None:
     old = create_model("deit3_small_patch16_224", depth=1, embed_dim=32, num_heads=2)
     renamed = {f"module._orig_mod.{k}": v for k, v in old.state_dict().items()}
     renamed = {k.replace(".ls1.gamma", ".gamma_1").replace(".ls2.gamma", ".gamma_2"): v for k, v in renamed.items()}
@@ -207,7 +205,7 @@ def test_torch_files_load_and_wrappers_are_taken_off(tmp_path: Path) -> None:
 
 
 class Malicious:
-    """Writes a file when it is unpickled."""
+    """Writes a file when unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -216,7 +214,7 @@ class Malicious:
         return (Path.write_text, (self.path, "run"))
 
 
-def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
+def test_malicious_pickle_is_rejected_and_not_executed(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     torch.save({"model": Malicious(trace)}, tmp_path / "zip.pth")
     (tmp_path / "bare.bin").write_bytes(pickle.dumps(Malicious(trace), protocol=2))
@@ -227,21 +225,21 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"not safetensors at all", b"\xff" * 64])
-def test_a_broken_file_is_told(tmp_path: Path, content: bytes) -> None:
+def test_corrupt_file_is_reported(tmp_path: Path, content: bytes) -> None:
     for name in ("w.safetensors", "w.pth"):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError, match="model.weights"):
             load_weights(create_model("vit_mu"), tmp_path / name)
 
 
-def test_a_missing_file_and_an_unfinished_run_are_told(tmp_path: Path) -> None:
+def test_missing_file_and_unfinished_run_are_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="file or directory not found"):
         load_weights(create_model("vit_mu"), tmp_path / "nothing.safetensors")
     with pytest.raises(UserError, match="has the run finished"):
         load_weights(create_model("vit_mu"), tmp_path)
 
 
-def test_a_hub_out_of_reach_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_is_reported_with_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     import timm
 
     def offline(*args: object, **options: object) -> None:
@@ -256,7 +254,7 @@ def test_a_hub_out_of_reach_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_hub_weights_load_by_name_into_our_model_and_into_timms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With timm answering from memory instead of the network."""
+    """timm is patched to read from memory instead of the network."""
     import timm
 
     real, asked = timm.create_model, []
@@ -281,7 +279,7 @@ def test_hub_weights_load_by_name_into_our_model_and_into_timms(monkeypatch: pyt
     ]
 
 
-def test_a_timm_model_loads_a_file_of_another_number_of_classes(tmp_path: Path) -> None:
+def test_timm_model_loads_a_file_with_other_classes(tmp_path: Path) -> None:
     old = create_model("timm/vit_tiny_patch16_224", img_size=32, num_classes=5)
     model = create_model("timm/vit_tiny_patch16_224", img_size=64, num_classes=3)
     report = load_weights(model, save(old, tmp_path / "w.safetensors"))
@@ -289,8 +287,10 @@ def test_a_timm_model_loads_a_file_of_another_number_of_classes(tmp_path: Path) 
     assert set(report.initialized) == {"head.weight", "head.bias"}
 
 
-def test_the_head_of_hub_weights_is_kept_by_the_classes_of_their_own_tag(monkeypatch: pytest.MonkeyPatch) -> None:
-    """timm makes a new head where the classes differ; only what was published may pass for it. Without the network."""
+def test_head_of_hub_weights_is_loaded_only_with_the_published_number_of_classes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """timm creates a new head if the classes differ, which must not be treated as published. No network."""
     import timm
 
     real = timm.create_model
@@ -303,7 +303,7 @@ def test_the_head_of_hub_weights_is_kept_by_the_classes_of_their_own_tag(monkeyp
     assert same.initialized == {}
 
 
-def test_the_folder_of_a_checkpoint_gives_its_average(trained_run: Path) -> None:
+def test_ema_weights_of_a_checkpoint_are_loaded(trained_run: Path) -> None:
     from safetensors.torch import load_file
 
     model = create_model("vit_mu", img_size=8, patch_size=2, in_chans=1, layer_scale=1e-4)
@@ -311,10 +311,10 @@ def test_the_folder_of_a_checkpoint_gives_its_average(trained_run: Path) -> None
     assert torch.equal(model.head.weight, load_file(trained_run / "model_ema.safetensors")["head.weight"])
 
 
-def test_timms_weights_come_from_the_local_cache_without_a_network(
+def test_timm_weights_are_loaded_from_the_local_cache_without_a_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real way through timm and huggingface_hub, on a cache as a download leaves it."""
+    """Through timm and huggingface_hub, with a cache as after a download."""
     import huggingface_hub
     import timm
 

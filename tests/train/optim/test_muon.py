@@ -40,7 +40,7 @@ def orthogonal_in_one_of_three(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_processes_share_the_work_and_all_have_the_result(tmp_path: Path) -> None:
+def test_work_is_split_between_ranks_and_all_have_the_result(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(orthogonal_in_one_of_three, (str(tmp_path),), nprocs=3)
     alone = orthogonal_together(matrices_alike())
     assert torch.equal(alone, orthogonal(matrices_alike()))
@@ -48,7 +48,7 @@ def test_processes_share_the_work_and_all_have_the_result(tmp_path: Path) -> Non
         torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt"), alone)
 
 
-def test_a_step_is_decay_momentum_and_the_direction() -> None:
+def test_step_consists_of_decay_momentum_and_direction() -> None:
     torch.manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(12, 20))
     ours = Muon([{"params": [weight], "matrices": True, "weight_decay": 0.1}], lr=0.02)
@@ -62,7 +62,7 @@ def test_a_step_is_decay_momentum_and_the_direction() -> None:
     torch.testing.assert_close(weight.detach(), expected)
 
 
-def test_all_else_takes_the_steps_of_adamw() -> None:
+def test_other_parameters_take_adamw_steps() -> None:
     torch.manual_seed(0)
     ours, theirs = (torch.nn.Parameter(torch.ones(5)) for _ in range(2))
     muon = Muon([{"params": [ours], "weight_decay": 0.1}], lr=0.01)
@@ -75,7 +75,7 @@ def test_all_else_takes_the_steps_of_adamw() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
-def test_only_matrices_of_blocks_are_made_orthogonal() -> None:
+def test_only_matrices_of_blocks_are_orthogonalized() -> None:
     model = vit_scale.create_model("vit_mu", num_classes=3)
     groups = parameter_groups(model, OptimConfig(name="muon", lr=0.02, adamw_lr=0.003))
     names = {id(p): name for name, p in model.named_parameters()}
@@ -85,7 +85,7 @@ def test_only_matrices_of_blocks_are_made_orthogonal() -> None:
     assert [group["lr_scale"] for group in groups if not group.get("matrices")] == pytest.approx([0.15] * 2)
 
 
-def test_it_learns() -> None:
+def test_loss_decreases() -> None:
     torch.manual_seed(0)
     model = vit_scale.create_model("vit_mu", num_classes=3)
     images, labels = torch.randn(12, 3, *model.img_size), torch.arange(12) % 3

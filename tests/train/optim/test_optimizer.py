@@ -1,4 +1,4 @@
-"""The optimisers take torch's own steps, without what torch imports for its compiler."""
+"""The optimizers take the same steps as torch's, without importing torch's compiler."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_steps_are_bit_identical_to_torchs(config: OptimConfig, scaled: bool) ->
 
 
 @pytest.mark.parametrize("config", [ADAMW, SGD], ids=lambda config: config.name)
-def test_states_of_one_are_taken_by_the_other(config: OptimConfig) -> None:
+def test_state_dicts_load_both_ways(config: OptimConfig) -> None:
     model = vit_scale.create_model("vit_mu")
     twin = copy.deepcopy(model)
     ours, theirs = build_optimizer(model, config), torchs_own(twin, config)
@@ -76,7 +76,7 @@ def test_states_of_one_are_taken_by_the_other(config: OptimConfig) -> None:
 
 
 @pytest.mark.parametrize("config", [ADAMW, SGD], ids=lambda config: config.name)
-def test_hooks_and_closures_work_as_ever(config: OptimConfig) -> None:
+def test_hooks_and_closures_are_called(config: OptimConfig) -> None:
     model = vit_scale.create_model("vit_mu")
     optimizer = build_optimizer(model, config)
     called: list[str] = []
