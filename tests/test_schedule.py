@@ -33,6 +33,14 @@ def test_auto_micro_batch_divides_the_local_batch() -> None:
     assert made.micro_batch <= 64
 
 
+@pytest.mark.parametrize(("local_batch", "multiple", "micro"), [(90, 1, 45), (90, 2, 30), (45, 2, 45), (128, 2, 64)])
+def test_auto_micro_batch_is_a_multiple_if_one_divides(local_batch: int, multiple: int, micro: int) -> None:
+    config = build_config({"schedule": {"epochs": 10}, "batch": {"global": local_batch}})
+    made = make_plan(config, train_images=1000, processes=1, device="cpu", multiple=multiple)
+    assert made.micro_batch == micro
+    assert made.accumulation * micro == local_batch
+
+
 def test_indivisible_global_batch_error_names_the_nearest() -> None:
     with pytest.raises(UserError, match="not divisible by 3 processes; nearest values: 63 and 66"):
         plan(3, batch={"global": 64})

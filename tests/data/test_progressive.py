@@ -28,6 +28,23 @@ def test_size_depends_on_the_fraction_of_the_run() -> None:
     assert Progressive([(0.5, 24)], steps=100).size_at(10) is None
 
 
+@pytest.mark.parametrize(
+    ("phases", "step", "size"),
+    [
+        (PHASES, 75, 32),
+        ([(0.0, 24), (0.5, 16)], 0, 24),
+        ([(0.0, 16), (0.3, 32), (0.6, 24)], 30, 32),
+        ([(0.5, 24)], 0, None),
+        ([], 0, None),
+        ([(0.0, 32), (0.001, 16)], 0, 16),
+    ],
+)
+def test_largest_step_has_the_largest_images(phases: list[tuple[float, int]], step: int, size: int | None) -> None:
+    progressive = Progressive(phases, steps=100)
+    assert progressive.largest_step() == step
+    assert progressive.size_at(step) == size
+
+
 def test_images_are_resized_without_aliasing_and_unchanged_at_full_size() -> None:
     progressive = Progressive(PHASES, steps=100)
     stripes = torch.zeros(1, 3, 32, 32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -34,6 +35,15 @@ def test_auto_micro_batch_is_the_largest_divisor_that_fits() -> None:
 def test_mixing_requires_even_micro_batches() -> None:
     run = plan("vit_small_patch16_224", 1, "H100", batch={"global": 30}, augment={"mixup": 0.8})
     assert run.plan.micro_batch % 2 == 0
+
+
+@pytest.mark.parametrize(("augment", "micro"), [({}, 45), ({"mixup": 0.8}, 30)])
+def test_micro_batch_on_a_cpu_is_a_multiple_that_the_task_requires(augment: dict, micro: int) -> None:
+    recipe = {"model": {"name": "vit_mu"}, "data": IMAGENET, "schedule": {"epochs": 1}, "batch": {"global": 90}}
+    cpu = dataclasses.replace(find_machine(1, "H100"), device="cpu")
+    run = make_run_plan(build_config({**recipe, "augment": augment}), "recipe.yaml", cpu)
+    assert run.plan.micro_batch == micro
+    assert run.report.multiple == (2 if augment else 1)
 
 
 def test_model_that_fits_only_if_sharded_is_reported_per_strategy() -> None:

@@ -134,6 +134,19 @@ def test_other_errors_of_a_trial_are_raised(engine: PlainEngine) -> None:
         trial_on_engine(engine, task)(2)  # type: ignore[arg-type]
 
 
+def test_trial_has_the_largest_images_of_progressive_resizing(
+    engine: PlainEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = []
+    task = TwoOutputs()
+    task.progressive = Progressive([(0.0, 16), (0.5, 32)], steps=10)
+    monkeypatch.setattr(task, "before_update", lambda batches, step, forward: steps.append(step), raising=False)
+    inputs = task.inputs
+    monkeypatch.setattr(task, "inputs", lambda batch, step: (steps.append(step), inputs(batch, step))[1], raising=False)
+    trial_on_engine(engine, task, repeats=1)(2)  # type: ignore[arg-type]
+    assert steps == [5, 5]
+
+
 def test_memory_of_future_optimizer_state_is_reserved() -> None:
     model = torch.nn.Linear(10, 10, bias=False)
     engine = PlainEngine(model, torch.optim.AdamW(model.parameters()))
