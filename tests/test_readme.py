@@ -28,6 +28,11 @@ def test_train_and_test_commands_are_in_the_first_30_lines() -> None:
     assert "make test" in first
 
 
+def test_output_of_a_run_is_shown() -> None:
+    assert "step 1,348/1,348  loss" in TEXT
+    assert "timm check  passed" in TEXT
+
+
 def test_make_targets_exist_and_bare_make_lists_them() -> None:
     listed = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     named = {line.split()[1] for line in commands() if line.startswith("make ")}
