@@ -46,3 +46,16 @@ def test_pauses_are_not_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with meter.paused():
         pass
     assert meter.since == 20.0
+
+
+def test_command_starts_a_run_before_torch_is_imported(root: Path) -> None:
+    """The check against timm runs in a forked process while torch is imported; after that it would delay the run."""
+    code = (
+        "import sys; from vit_scale.commands import train; import vit_scale.train.run_recipe as module; "
+        "module.run_recipe = lambda *_: print('torch imported:', 'torch' in sys.modules) or 0; "
+        "train.main(['recipes/debug.yaml'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "torch imported: False"

@@ -64,11 +64,11 @@ def main(argv: Sequence[str]) -> int:
         from vit_scale.plan.dry_run import dry_run
 
         return dry_run(config, args.recipe, args.gpus, args.gpu, mfu=args.mfu, images=args.images, as_json=args.json)
-    from vit_scale.strategies.processes import close_processes
     from vit_scale.train.run_recipe import run_recipe
 
     status = run_recipe(config, args.recipe)
-    # Imports torch, which a run starts before.
+    # Not before the run: they import torch, and the run starts the check against timm in the background first.
+    from vit_scale.strategies.processes import close_processes
     from vit_scale.strategies.rank_failure import RANK_FAILURE_EXIT_CODE, exit_immediately
 
     if status == RANK_FAILURE_EXIT_CODE:
