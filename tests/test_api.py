@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,11 @@ def test_strategy_and_precision_may_change_between_calls_even_after_an_error(roo
         train(recipe, tmp_path / "run", **{"model.num_classes": 3})
     with pytest.raises(UserError, match=r"model\.weights"):
         train(recipe, tmp_path / "run", **{"model.weights": "nowhere.safetensors", "parallel.strategy": "zero1"})
+    train(recipe, tmp_path / "zero", **{"parallel.strategy": "zero1"})
     train(recipe, tmp_path / "run")
+    strategies = [json.loads((tmp_path / name / "summary.json").read_text())["strategy"] for name in ("zero", "run")]
+    assert strategies == ["zero1", "single"]
+    assert not {"RANK", "WORLD_SIZE", "ACCELERATE_USE_DEEPSPEED"} & set(os.environ)
 
 
 def test_invalid_override_is_a_user_error(root: Path, tmp_path: Path) -> None:

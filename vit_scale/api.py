@@ -31,7 +31,7 @@ def train(
     `KeyboardInterrupt` if a signal stopped the run; call it again with the same `run.dir` to resume.
     """
     from vit_scale.inference.loaded_run import load_run
-    from vit_scale.strategies.processes import reset_accelerate, wait_for_all
+    from vit_scale.strategies.processes import restored_process, wait_for_all
     from vit_scale.train.run_recipe import train_recipe
 
     changes = _as_arguments(overrides)
@@ -39,11 +39,9 @@ def train(
         config, name = build_config(dict(recipe), changes), "recipe"
     else:
         config, name = load_recipe(recipe, changes), str(recipe)
-    try:
+    with restored_process():
         outcome = train_recipe(config, name, task)
         wait_for_all()  # The main process writes the final weights.
-    finally:
-        reset_accelerate()
     if outcome.status >= 128:
         raise KeyboardInterrupt(f"training was stopped by a signal; {outcome.folder} has its last checkpoint")
     if outcome.status or outcome.folder is None:

@@ -268,7 +268,7 @@ def test_different_sweep_in_the_same_directory_is_rejected(place: Workplace) -> 
     ("changes", "arguments", "message"),
     [
         ({"method": "baies"}, [], "must be one of grid, random, bayes; did you mean bayes?"),
-        ({"metric": None}, [], "metric = None: must be a mapping"),
+        ({"metric": "val/top1"}, [], "metric = 'val/top1': must be a mapping"),
         ({"parametres": {}}, [], "did you mean parameters?"),
         ({"parameters": {"optim.lrr": {"value": 1}}}, [], "optim.lr?"),
         ({"command": ["${env}", str(STUB), "recipes/digit.yaml"]}, [], "Did you mean recipes/digits.yaml"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -99,9 +100,22 @@ def init_group_after_restart(timeout_seconds: float) -> None:
     )
 
 
-def reset_accelerate() -> None:
-    """Forget accelerate's global state, so that another run of this process may choose another strategy."""
+@contextmanager
+def restored_process() -> Iterator[None]:
+    """Undo what accelerate and DeepSpeed change in this process, so that its next run may use another strategy.
+
+    These are environment variables, accelerate's global state, and the process group of a single process under ZeRO.
+    The group of several processes stays: their launcher belongs to all runs.
+    """
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
+    environment = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+        if world_size() == 1:
+            close_processes()
+        for state in (AcceleratorState, GradientState, PartialState):
+            state._reset_state()
