@@ -21,7 +21,7 @@ from vit_scale.launcher import world_size
 from vit_scale.models.interface import full_shape
 from vit_scale.recipe import load_recipe
 from vit_scale.schedule import make_plan
-from vit_scale.strategies.processes import close_processes, reset_accelerate
+from vit_scale.strategies.processes import close_processes, restored_process
 from vit_scale.strategies.strategy import make_strategy
 from vit_scale.tasks.classify.classification import Classification
 from vit_scale.train.build_state import build_model, build_state
@@ -59,14 +59,14 @@ def measure(strategy: str, options: list[str]) -> tuple[int, dict[str, Any]]:
             pass
 
     save_peak = min(peak_bytes(save) for _ in range(2))
-    reset_accelerate()
     found = {"params": sum(sizes), "largest": max(sizes), "build": build_peak, "held": held}
     return made.rank, found | {"save": save_peak, "checksum": checksum}
 
 
 def main() -> None:
     for case in json.loads(sys.argv[1]):
-        rank, found = measure(case["strategy"], case["options"])
+        with restored_process():
+            rank, found = measure(case["strategy"], case["options"])
         sys.stdout.write(f"memory {rank} {json.dumps(case | found)}\n")
         sys.stdout.flush()
     close_processes()
