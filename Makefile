@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 RECIPE ?= recipes/digits.yaml
 READY := $(VENV)/.ready-$(shell cat setup.py constraints.txt vit_scale/kernels/*.c | cksum | cut -d' ' -f1)
 
-.PHONY: help train test lint golden bench clean
+.PHONY: help train doctor test lint golden bench clean
 .DEFAULT_GOAL := help
 
 help:  ## list available commands
@@ -14,6 +14,9 @@ help:  ## list available commands
 
 train: $(READY)  ## train a small ViT on embedded real images, under two minutes on two cores (RECIPE=... to use another recipe)
 	@$(BIN)/python launch/train.py $(RECIPE) && $(BIN)/python launch/show_run.py $(RECIPE)
+
+doctor: $(READY)  ## check whether training can be trusted on this machine, in about two minutes
+	@$(BIN)/python launch/doctor.py
 
 test: $(READY)  ## run all tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile

@@ -23,7 +23,8 @@ OPTIONS=(                                 # for every run of this script; option
 )
 PYTHON=.venv/bin/python                   # of the environment with vit_scale installed
 # export HF_HOME=/scratch/huggingface     # dataset cache
-# export NCCL_SOCKET_IFNAME=ib0           # network between nodes, if NCCL picks the wrong one
+# export NCCL_SOCKET_IFNAME=ib0           # network between nodes, if NCCL picks the wrong one (`ip addr` lists them)
+# export GLOO_SOCKET_IFNAME=ib0           # the same for gloo, which exchanges signals between nodes
 
 # --------------------------------------------------------------------------------------------------------------------
 # srun starts the training processes directly, without a launcher: Slurm's signals, which would kill a launcher, reach

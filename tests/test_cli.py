@@ -31,7 +31,7 @@ def test_help_has_a_line_for_each_command(argv: list[str], capsys: pytest.Captur
 
 
 def test_contract_commands_exist() -> None:
-    assert {"train", "eval", "predict", "export", "report", "sweep", "plan", "show"} <= COMMANDS.keys()
+    assert {"init", "train", "eval", "predict", "export", "report", "sweep", "plan", "show"} <= COMMANDS.keys()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -50,14 +50,16 @@ def test_usage_starts_with_the_typed_command(name: str, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.startswith(f"usage: vit-scale {name} ")
 
 
-@pytest.mark.parametrize("script", ["eval", "predict", "export", "report", "train", "show_batch"])
+@pytest.mark.parametrize("script", ["init", "eval", "predict", "export", "report", "train", "show_batch"])
 def test_launch_script_usage_starts_with_its_name(script: str, launch: Launch) -> None:
     done = launch(f"launch/{script}.py", "--help")
     assert done.returncode == 0
     assert done.stdout.startswith(f"usage: {script}.py ")
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["eval", "--help"], ["predict", "--help"], ["export", "--help"]], ids=str)
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["init", "--help"], ["eval", "--help"], ["predict", "--help"], ["export", "--help"]], ids=str
+)
 def test_help_imports_nothing_heavy(argv: list[str], launch: Launch) -> None:
     done = launch("-Ximporttime", "-m", "vit_scale", *argv)
     assert done.returncode == 0
@@ -68,14 +70,14 @@ def test_help_imports_nothing_heavy(argv: list[str], launch: Launch) -> None:
 def test_unknown_command_error_suggests_the_nearest() -> None:
     with pytest.raises(UserError, match="trian: unknown command; did you mean train"):
         dispatch(["trian"])
-    with pytest.raises(UserError, match="available: train, plan"):
+    with pytest.raises(UserError, match="available: init, train, plan"):
         dispatch(["xyzzy"])
 
 
 def test_plan_is_a_dry_run(capsys: pytest.CaptureFixture[str], root: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert dispatch(["plan", str(root / "recipes/digits.yaml"), f"run.dir={folder}"]) == 0
-    assert "nothing is read or written" in capsys.readouterr().out
+    assert "nothing is trained or written" in capsys.readouterr().out
     assert not folder.exists()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ORDER = [
-    ["errors", "config", "launcher", "hub", "format", "files", "schedule", "cli"],
+    ["errors", "config", "launcher", "gpu", "hub", "format", "files", "schedule", "cli"],
     ["checkpoints"],
     ["kernels"],
     ["models"],
@@ -19,8 +19,9 @@ ORDER = [
     ["tasks"],
     ["strategies", "record"],
     ["train"],
-    ["report", "inference"],
-    ["plan", "export", "sweep", "page"],
+    ["report", "inference", "charts"],
+    ["plan", "doctor", "export", "sweep", "page"],
+    ["trial"],
     ["commands", "api"],
     ["__init__", "__main__"],
 ]

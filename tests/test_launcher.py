@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+from types import SimpleNamespace
+
+import psutil
 import pytest
 
-from vit_scale.launcher import first_host, slurm_variables
+from vit_scale import launcher
+from vit_scale.launcher import first_host, gloo_interface, slurm_variables
 
 TASK = {
     "SLURM_PROCID": "13",
@@ -54,3 +59,38 @@ def test_shell_inside_an_allocation_is_a_single_process() -> None:
 )
 def test_first_host_of_node_list(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
+
+
+TWO_NODES = {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "gpu07"}
+
+
+@pytest.fixture
+def debian(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
+    """A node whose host name is a loopback address; the routes may be changed."""
+    routes: dict[str, str | None] = {"gpu07": "10.0.0.8", "192.0.2.1": "192.168.1.8"}
+    addresses = {"lo": "127.0.0.1", "eth0": "192.168.1.8", "ib0": "10.0.0.8"}
+    found = {name: [SimpleNamespace(address=address)] for name, address in addresses.items()}
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+    monkeypatch.setattr(launcher, "_address_towards", routes.get)
+    return routes
+
+
+def test_gloo_uses_the_interface_with_the_route_to_node_0(debian: dict[str, str | None]) -> None:
+    assert gloo_interface(TWO_NODES) == "ib0"
+
+
+@pytest.mark.parametrize("route", ["127.0.0.1", None])
+def test_node_0_uses_the_interface_with_the_default_route(debian: dict[str, str | None], route: str | None) -> None:
+    debian["gpu07"] = route
+    assert gloo_interface(TWO_NODES) == "eth0"
+
+
+def test_interface_is_left_alone_where_gloo_finds_it(
+    debian: dict[str, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert gloo_interface(TWO_NODES | {"GLOO_SOCKET_IFNAME": "ib1"}) is None
+    assert gloo_interface(TWO_NODES | {"WORLD_SIZE": "8"}) is None, "one node"
+    assert gloo_interface({}) is None
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.0.0.8")
+    assert gloo_interface(TWO_NODES) is None

@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+# The lowest supported versions and what of them is used. No test installs them: a second environment takes several GB
+# and ten minutes. `python tests/floors.py` downloads them and checks that every function and class that vit_scale uses
+# exists in their sources.
+FLOORS = {
+    "torch": ("2.8", "`_has_any_global_hook` and `Store.check`, which 2.7 does not have"),
+    "torchvision": ("0.23", "the release for torch 2.8"),
+    "timm": ("1.0.15", "`optim.get_optimizer_info`, `models.group_parameters`"),
+    "accelerate": ("1.6", "`DistributedDataParallelKwargs`, `DeepSpeedPlugin`, `should_reduce_batch_size`"),
+    "deepspeed": ("0.19", "skips steps with non-finite gradients in bf16 at every stage"),
+    "transformers": ("4.50", "imported by accelerate before DeepSpeed, never by vit_scale"),
+    "datasets": ("3.0", "`exceptions.DatasetNotFoundError`, `distributed.split_dataset_by_node`"),
+    "pyarrow": ("15.0", "tables of labels"),
+    "huggingface_hub": ("0.26", "`errors`, `get_session`"),
+    "wandb": ("0.19", "`Settings`, `plot_table`, `teardown`"),
+    "safetensors": ("0.5", "`safe_open`, `SafetensorError`"),
+    "numpy": ("1.26", "`numpy.typing`, `lib.stride_tricks.sliding_window_view`"),
+    "pillow": ("11", "`ImageOps.exif_transpose(in_place=)`"),
+    "simplejpeg": ("1.8", "`decode_jpeg(strict=)`"),
+    "PyYAML": ("6.0", "`safe_dump`, `SafeLoader`"),
+    "pydantic": ("2.9", "`ConfigDict(use_attribute_docstrings=)` of dataclasses"),
+    "psutil": ("5.9", "`Process`, `net_if_addrs`"),
+    "packaging": ("23.0", "`requirements.Requirement`"),
+    "filelock": ("3.13", "`FileLock`"),
+    "tqdm": ("4.66", "bars that are switched off"),
+    "rich": ("13.7", "`progress`, `Table.grid`"),
+    "scikit-learn": ("1.4", "`load_digits`"),
+    "jinja2": ("3.1", "`PackageLoader`, `StrictUndefined`"),
+    "matplotlib": ("3.8", "`figure.Figure`"),
+    "optuna": ("4.0", "pruners and samplers"),
+}
 
 HEAVY = ["timm", "datasets", "deepspeed", "wandb", "transformers", "accelerate", "sklearn", "torchvision"]
 
@@ -49,6 +81,38 @@ def test_constraints_pin_every_requirement(root: Path) -> None:
     missing = {name for name in required if name.lower().replace("-", "_") not in pinned}
     assert required
     assert not missing
+
+
+def test_lowest_versions_are_those_with_a_reason(root: Path) -> None:
+    text = (root / "setup.py").read_text()
+    required = text[text.index("REQUIRES = [") : text.index("EXPORT = [")]
+    assert dict(re.findall(r'^    "([A-Za-z0-9_-]+)>=([\d.]+)', required, flags=re.MULTILINE)) == {
+        name: floor for name, (floor, _) in FLOORS.items()
+    }
+
+
+def test_constraints_are_not_below_the_lowest_versions(root: Path) -> None:
+    pins = re.findall(r"^([A-Za-z0-9_-]+)==([\d.]+)", (root / "constraints.txt").read_text(), flags=re.MULTILINE)
+    pinned = {name.lower().replace("-", "_"): version for name, version in pins}
+    for name, (floor, _) in FLOORS.items():
+        found = pinned[name.lower().replace("-", "_")]
+        assert [int(n) for n in found.split(".")] >= [int(n) for n in floor.split(".")], name
+
+
+def test_every_imported_package_is_required(root: Path) -> None:
+    """Not only through another one, whose own requirements may change."""
+    text = (root / "setup.py").read_text()
+    required = {name.lower().replace("-", "_") for name in re.findall(r'"([A-Za-z0-9_-]+)>=[\d.]+', text)}
+    modules = {"pil": "pillow", "yaml": "pyyaml", "sklearn": "scikit_learn"}
+    imported = set()
+    for path in (root / "vit_scale").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {each.name.split(".")[0] for each in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add((node.module or "").split(".")[0])
+    foreign = {name.lower() for name in imported} - {name.lower() for name in sys.stdlib_module_names} - {"vit_scale"}
+    assert {modules.get(name, name) for name in foreign} <= required
 
 
 def test_no_file_contains_a_home_directory(root: Path) -> None:

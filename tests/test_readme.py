@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
+
+from tests.photographs import write_photographs
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text()
@@ -42,13 +45,16 @@ def test_make_targets_exist_and_bare_make_lists_them() -> None:
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A writable working directory laid out like the repository, with two trained runs and an image."""
+    """A writable working directory laid out like the repository, with trained runs and images."""
     desk = tmp_path_factory.mktemp("desk")
-    for name in ("launch", "recipes", "accelerate_config.yaml"):
+    for name in ("launch", "tests", "accelerate_config.yaml"):
         (desk / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "recipes", desk / "recipes")
     Image.new("L", (20, 20), 128).save(desk / "seven.png")
+    write_photographs(desk / "photos", per_class=4)
     for folder in ("runs/digits", "runs/try"):
         train(desk, ["launch/train.py", "recipes/debug.yaml", f"run.dir={folder}", "track.wandb=disabled"])
+    shutil.copytree(desk / "runs/digits", desk / "runs/photos")
     return desk
 
 
@@ -66,7 +72,7 @@ def test_command_runs(command: str, desk: Path) -> None:
         return
     script = next(i for i, word in enumerate(words) if word.startswith("launch/"))
     arguments = words[script:]
-    if words[script] == "launch/train.py" and "--help" not in words and "--dry-run" not in words:
+    if words[script] == "launch/train.py" and not {"--help", "--dry-run", "--list-checkpoints"} & set(words):
         quick = words[:1] == ["python"] and "recipes/debug.yaml" in words
         arguments += ["run.dir=runs/quick", "track.wandb=disabled"] if quick else ["--print-config"]
     if words[script] == "launch/sweep.py":

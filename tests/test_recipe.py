@@ -74,7 +74,6 @@ def test_nested_sweep_parameters_are_section_options(recipe: Path) -> None:
         ("data.on_error=ignore", "'raise' or 'skip'"),
         ("data.workers=-1", "at least 0 or 'auto'"),
         ("augment.crop_scale=[1.0, 0.5]", "the first value must not exceed the second"),
-        ("schedule.steps=5", "schedule.steps = 5 and schedule.epochs = 2 are both set"),
         ("schedule.epochs=null", "exactly one must be set"),
         ("schedule.epochs=0", "greater than 0"),
         ("schedule.warmup_epochs=3", "at most schedule.epochs = 2"),

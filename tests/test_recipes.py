@@ -31,16 +31,11 @@ QUICK = [
     "data.synthetic_classes=10",
     "data.synthetic_size=40",
     "data.workers=0",
-    "schedule.epochs=null",
     "schedule.steps=2",
-    "schedule.warmup_epochs=null",
-    "schedule.warmup_steps=1",
     "batch.global=8",
     "batch.micro=4",
     "parallel.strategy=ddp",
-    "run.eval_every=2",
-    "run.save_every=2",
-    "run.log_every=1",
+    "run.eval_every=auto",
     "track.wandb=disabled",
 ]
 

@@ -10,17 +10,17 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from vit_scale.errors import UserError, did_you_mean
+from vit_scale.errors import RankError, UserError, did_you_mean
 from vit_scale.launcher import adopt_launcher
 
 
 def run_main(main: Callable[[Sequence[str]], int]) -> None:
-    """Run `main(argv)` and exit with its status; a `UserError` is printed to stderr and exits with code 2."""
+    """Run `main(argv)` and exit with its status; a `UserError` is printed to stderr, once, and exits with code 2."""
     adopt_launcher()
     try:
         status = main(sys.argv[1:])
     except UserError as error:
-        if os.environ.get("RANK", "0") == "0":
+        if os.environ.get("RANK", "0") == "0" or isinstance(error, RankError):
             print(f"error: {error}", file=sys.stderr)
         status = 2
     except KeyboardInterrupt:
@@ -48,6 +48,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "init": Command("vit_scale.commands.init", "write a recipe for a folder of images"),
     "train": Command("vit_scale.commands.train", "train a recipe"),
     "plan": Command("vit_scale.commands.train", "estimate time, memory and communication of a recipe", ("--dry-run",)),
     "eval": Command("vit_scale.commands.eval", "evaluate a run or a model: metrics, tables and figures of its task"),
@@ -56,6 +57,7 @@ COMMANDS = {
     "show": Command("vit_scale.commands.show_run", "write an HTML page with the curves and images of runs"),
     "batch": Command("vit_scale.commands.show_batch", "save a training batch as an image grid"),
     "sweep": Command("vit_scale.commands.sweep", "search hyperparameters of a recipe"),
+    "doctor": Command("vit_scale.commands.doctor", "check whether training can be trusted on this machine"),
     "report": Command("vit_scale.commands.report", "report parameters, MACs and memory of models"),
 }
 USAGE = "usage: vit-scale COMMAND [arguments ...]        vit-scale COMMAND --help"

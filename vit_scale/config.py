@@ -48,6 +48,11 @@ class ModelConfig:
     """A variant from vit_scale/models/variants.py, or `timm/<any timm model>`."""
     weights: str | None = None
     """Initial weights: a safetensors file, a run directory, or `timm/<name>` from the Hub."""
+    freeze: Literal["none", "all"] | CountOrZero = "none"
+    """Train only a part of the model: `all` freezes everything except the head, a number N the patch embedding, tokens,
+    position embeddings and the first N blocks (timm models: the first N layers after the stem, as timm groups them).
+    Frozen parts run in evaluation mode: no dropout, no stochastic depth, fixed BatchNorm statistics. They have no
+    backward pass, gradients, optimizer state, weight decay or EMA. Patch dropout still applies."""
     num_classes: CountOrZero | None = None
     """Number of output classes; null: inferred from the data; 0: no head, the model returns pooled features."""
     in_chans: Count | None = None
@@ -109,24 +114,36 @@ class DataConfig:
     """Dataset and data loading."""
 
     source: str = "embedded:digits"
-    """Hub dataset ID; directory with one subdirectory of images per class, with parquet files, or written by
-    `save_to_disk`; `embedded:digits`; or `synthetic`."""
+    """Hub dataset ID; directory with one subdirectory of images per class (optionally inside `train` and `val`), with
+    parquet files, or written by `save_to_disk`; `embedded:digits`; or `synthetic`."""
+    labels: str | None = None
+    """Table with a row per image of a directory: a csv, tsv, jsonl or parquet file with columns of files and labels,
+    and optionally `split`; relative to `source` or to the working directory. null: `metadata.csv` (or .jsonl, .parquet)
+    if present, otherwise classes are directories."""
+    class_level: Count | None = None
+    """Directory level that names the class of an image, below `source` or the split; null: 1, the top one, unless in
+    doubt."""
     name: str | None = None
     """Configuration name of the Hub dataset, if it has several."""
     train_split: str = "train"
-    """Training split; slices such as `train[:10%]` are supported."""
+    """Training split; slices such as `train[:10%]` or `train[:100]+train[200:]` mean what they mean in `datasets`."""
     val_split: str | None = None
-    """Evaluation split; null: `validation`, `val` or `test` if present, otherwise held out from the training split."""
+    """Evaluation split; null: `validation`, `val` or `test` if present, otherwise held out from the training split.
+    `val`, `valid`, `validation` and `dev` in any case name the same split."""
     val_fraction: Annotated[float, Strict(), Field(gt=0, lt=1)] = 0.1
     """Fraction of each class to hold out if there is no validation split."""
     image_column: str | None = None
-    """Image column; null: the column with the Image feature."""
+    """Image column; null: the column with the Image feature; in `data.labels`, the column of file names."""
     label_column: str | None = None
-    """Label column; null: the column with the ClassLabel feature, or an integer column with a typical label name."""
+    """Label column; null: the column with the ClassLabel feature, or an integer or text column with a typical name."""
+    balance: Bool = False
+    """Draw all classes equally often: each image of a small class several times per epoch, a large class in part. The
+    length of an epoch does not change. Not available for streams."""
     streaming: Bool = False
     """Stream a Hub dataset during training instead of downloading it first."""
     on_error: Literal["raise", "skip"] = "raise"
-    """On a corrupt image: raise an error that names it, or substitute another image deterministically and count it."""
+    """On a corrupt image: raise an error that names it, or substitute another image deterministically and count it; on
+    a row of `data.labels` without its file: raise an error, or skip it and count it."""
     cache: Literal["none", "decoded"] = "none"
     """`decoded`: cache all training images, decoded once at `cache_size`, in a memory-mapped file."""
     cache_dir: str | None = None
@@ -241,6 +258,11 @@ class OptimConfig:
     """Layer-wise learning rate decay: ratio of a layer's learning rate to the next layer's; 1: off."""
     loss: Literal["cross_entropy", "binary"] = "cross_entropy"
     """Cross entropy, or binary cross entropy per class (DeiT III)."""
+    class_weights: Literal["balanced"] | tuple[Positive, ...] | None = None
+    """Weight of each class in the loss: a list in class order, or `balanced`: images / (classes x images of the class).
+    Weights w are scaled to mean 1 over the training images as they are drawn. With target probabilities y (after
+    mixing and smoothing), the loss of an image is -sum_c w_c y_c log p_c; for `binary`, its mean over classes times
+    sum_c w_c y_c. It is averaged over images. Metrics are not weighted. Null: all classes count the same."""
 
 
 @dataclass(config=_TREE, frozen=True, kw_only=True)
@@ -248,7 +270,7 @@ class ScheduleConfig:
     """Training length and learning-rate schedule."""
 
     steps: Count | None = None
-    """Training length in optimizer steps. Set exactly one of `steps` and `epochs`."""
+    """Training length in optimizer steps. Set one of `steps` and `epochs`; the command line replaces the recipe's."""
     epochs: Positive | None = None
     """Training length in epochs."""
     warmup_steps: CountOrZero | None = None
@@ -296,7 +318,7 @@ class ParallelConfig:
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """`auto`: bf16 if the hardware supports it, fp16 on older GPUs, fp32 on CPU."""
     compile: Bool = False
-    """Compile each block with torch.compile."""
+    """Compile each block with torch.compile; not supported by `zero3`."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """Recompute activations in the backward pass: `selective`: every second block; `full`: all blocks."""
     tf32: Bool = True
@@ -314,13 +336,20 @@ class RunConfig:
     seed: CountOrZero = 0
     """Random seed."""
     resume: str = "auto"
-    """`auto`: resume from the latest valid checkpoint, if any; `never`: start from scratch; or a checkpoint path."""
-    save_every: Count = 1000
-    """Steps between checkpoints."""
-    eval_every: Count = 1000
-    """Steps between evaluations."""
-    log_every: Count = 50
-    """Steps between entries in metrics.jsonl."""
+    """`auto`: resume from the latest valid checkpoint, if any; `never`: start from scratch; a name from
+    `--list-checkpoints`, such as `step-00001000`: roll the run back to it, once; or the path of a checkpoint or run."""
+    save_every: Count | Auto = "auto"
+    """Steps between checkpoints, in addition to one before each evaluation; `auto`: at least every 10 minutes."""
+    eval_every: Count | Auto = "auto"
+    """Steps between evaluations; `auto`: about 10 per run. The last step is always evaluated."""
+    eval_images: Count | None = None
+    """Evaluate at most this many validation images during training: always the same, spread over the classes, or the
+    first ones of a stream; null: all. launch/eval.py evaluates all of them unless this option is passed to it."""
+    patience: Count | None = None
+    """Stop early after this many evaluations in a row without a new best value of the task's first metric; null: never.
+    The learning-rate schedule is not shortened. A larger value continues a run that stopped early."""
+    log_every: Count | Auto = "auto"
+    """Steps between entries in metrics.jsonl; `auto`: about 100 per run. The last step is always logged."""
     keep: Count = 2
     """Number of latest checkpoints to keep, in addition to the best."""
     max_skipped_steps: Count = 50
@@ -349,6 +378,14 @@ class TrackConfig:
     """Additional trackers for the same metrics, by their names in accelerate: `tensorboard`, `mlflow`, ..."""
     images: Literal["last", "every", "never"] = "last"
     """When to log misclassified images, confusion matrix and attention maps: last evaluation, every one, or never."""
+
+
+@dataclass(config=_TREE, frozen=True, kw_only=True)
+class Length:
+    """Training length that other options were written for: in steps or in epochs."""
+
+    steps: Positive | None = None
+    epochs: Positive | None = None
 
 
 def _section(section: type) -> object:
@@ -381,6 +418,19 @@ class Config:
     """Run directory, checkpointing, evaluation and logging."""
     track: TrackConfig = _section(TrackConfig)  # type: ignore[assignment]
     """Experiment tracking."""
+    written_for: dict[str, Length] = Field(default_factory=dict, exclude=True)
+    """Not an option: the length that options in `SCALED` were set for, if a later layer sets the length."""
+
+
+SCALED = ("schedule.warmup_steps", "schedule.warmup_epochs", "augment.no_mix_epochs")
+"""Options that are scaled with the training length if a later layer sets one that they do not fit."""
+
+ALTERNATIVES: tuple[tuple[str, str], ...] = (
+    ("schedule.steps", "schedule.epochs"),
+    ("schedule.warmup_steps", "schedule.warmup_epochs"),
+    ("augment.rand_augment", "augment.rand_magnitude"),
+)
+"""Pairs of options of which at most one may be set; the one that a later layer sets replaces the other."""
 
 
 RENAMED = {

@@ -10,6 +10,10 @@ class UserError(Exception):
     """Invalid input or environment. The message says what is wrong, where, and how to fix it; no traceback is shown."""
 
 
+class RankError(UserError):
+    """A `UserError` of one rank: printed by that rank. Any other is raised on all ranks and printed by rank 0."""
+
+
 def nearest(name: str, known: Iterable[str], *, n: int = 1, cutoff: float = 0.6) -> list[str]:
     """Return up to `n` names of `known` that resemble `name`, the most similar first."""
     return difflib.get_close_matches(name, list(known), n=n, cutoff=cutoff)

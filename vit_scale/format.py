@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -40,6 +41,11 @@ def duration(seconds: float) -> str:
     return f"{hours}h {mins:02d}m" if hours else f"{mins}m {secs:02d}s" if mins else f"{secs}s"
 
 
+def format_steps(count: int) -> str:
+    """`1 step`, `1,000 steps`."""
+    return f"{count:,} step{'' if count == 1 else 's'}"
+
+
 def memory_size(size: float) -> str:
     """Format bytes with their unit: 1.2 GiB, 35 MiB."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
@@ -60,6 +66,22 @@ def option_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return json.dumps(value, ensure_ascii=False)
+
+
+def printable(text: str) -> str:
+    """Return a file name as one line of text: line breaks and bytes that are not text are escaped."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return `1 image` or `1,200 images`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def some(names: Sequence[str], shown: int = 3) -> str:
+    """Return the first names and the number of others: `a, b, c and 7 more`."""
+    more = f" and {len(names) - shown:,} more" if len(names) > shown else ""
+    return ", ".join(map(printable, names[:shown])) + more
 
 
 def date(timestamp: float) -> str:

@@ -1,4 +1,5 @@
-"""Check whether the Hub is reachable, with a short timeout: its libraries would retry for 30 seconds or more."""
+"""What the Hub and its local cache offer. The Hub is checked with a short timeout: its libraries would retry for 30
+seconds or more."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ TIMEOUT_SECONDS = 5
 
 def is_hub_reachable() -> bool:
     """Return whether the Hub is reachable now."""
-    import huggingface_hub
+    import huggingface_hub.constants
 
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         return False
@@ -26,7 +27,7 @@ def is_hub_reachable() -> bool:
 @contextlib.contextmanager
 def offline() -> Iterator[None]:
     """Use only the local cache within this context; never access the network."""
-    import huggingface_hub
+    import huggingface_hub.constants
 
     settings: list[Any] = [huggingface_hub.constants]
     if "datasets" in sys.modules:
@@ -39,3 +40,11 @@ def offline() -> Iterator[None]:
     finally:
         for module, value in zip(settings, before, strict=True):
             module.HF_HUB_OFFLINE = value
+
+
+def has_weights(name: str) -> bool:
+    """Return whether the weights `timm/<name>` are in the local cache of the Hub."""
+    from huggingface_hub import try_to_load_from_cache
+
+    files = ("model.safetensors", "pytorch_model.bin")
+    return any(isinstance(try_to_load_from_cache(name, file), str) for file in files)

@@ -1,6 +1,6 @@
 """Read a recipe and command-line overrides into a validated `Config`, and write it back to YAML.
 
-Merge order: defaults in config.py < the recipe's `base:` < the recipe < `a.b=value` on the command line.
+Layers, in merge order: defaults in config.py < the recipe's `base:` < the recipe < `a.b=value` on the command line.
 pydantic validates types and ranges; this module parses strictly and turns every problem into a readable message.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from vit_scale.config import RENAMED, Config, with_current_names
+from vit_scale.config import ALTERNATIVES, RENAMED, SCALED, Config, with_current_names
 from vit_scale.errors import UserError, nearest
 from vit_scale.models.variants import check_model_name
 from vit_scale.schedule import nearest_divisors
@@ -37,18 +37,23 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
     Raises `UserError` if the recipe or an override is invalid.
     """
-    tree = _read_with_base(Path(path), ())
-    return build_config(with_current_names(tree) if Path(path).name == RUN_CONFIG else tree, overrides)
+    layers = _read_with_bases(Path(path), ())
+    if Path(path).name == RUN_CONFIG:
+        layers = [with_current_names(layer) for layer in layers]
+    return _build([*layers, _read_overrides(overrides)])
 
 
 def build_config(tree: Tree, overrides: Sequence[str] = ()) -> Config:
     """Validate `tree` (section -> option -> value) with `overrides` applied; raises `UserError`."""
-    for override in overrides:
-        for key, value in _parse_override(override):
-            section, name = key.split(".")
-            tree = merge(tree, {section: {name: value}})
+    return _build([tree, _read_overrides(overrides)])
+
+
+def _build(layers: Sequence[Tree]) -> Config:
+    tree, written_for = merge_layers(layers)
+    if unknown := next((key for key in tree if key not in _sections()), None):
+        raise UserError(_unknown(unknown, tree[unknown]))
     try:
-        config = _ADAPTER.validate_python(tree)
+        config = _ADAPTER.validate_python(tree | {"written_for": written_for})
     except ValidationError as error:
         raise UserError(_describe(error)) from None
     check_model_name(config.model.name)
@@ -56,7 +61,8 @@ def build_config(tree: Tree, overrides: Sequence[str] = ()) -> Config:
     return config
 
 
-def _read_with_base(path: Path, seen: tuple[Path, ...]) -> Tree:
+def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> list[Tree]:
+    """Return the recipe, after those that `base:` names."""
     resolved = path.resolve()
     if resolved in seen:
         chain = " -> ".join(p.name for p in (*seen, resolved))
@@ -64,10 +70,10 @@ def _read_with_base(path: Path, seen: tuple[Path, ...]) -> Tree:
     tree = _read_yaml(path)
     base = tree.pop("base", None)
     if base is None:
-        return tree
+        return [tree]
     if not isinstance(base, str):
         raise UserError(f"{path}: base = {base!r} must be a recipe path relative to this file")
-    return merge(_read_with_base(path.parent / base, (*seen, resolved)), tree)
+    return [*_read_with_bases(path.parent / base, (*seen, resolved)), tree]
 
 
 def _read_yaml(path: Path) -> Tree:
@@ -133,7 +139,64 @@ def merge(below: Tree, above: Tree) -> Tree:
     return merged
 
 
+def merge_layers(layers: Sequence[Tree]) -> tuple[Tree, dict[str, Tree]]:
+    """Merge `layers`, the lowest first, and return `Config.written_for` with the result.
+
+    An option of a layer replaces those below that exclude it.
+    """
+    tree: Tree = {}
+    written_for: dict[str, Tree] = {}
+    for layer in layers:
+        length = _length(tree)
+        for option in SCALED:
+            if _has(layer, option):
+                written_for.pop(option, None)
+            elif length and _length(layer) and _get(tree, option):
+                written_for.setdefault(option, length)
+        tree = merge(_without_replaced(tree, layer), layer)
+    return tree, written_for
+
+
+def _without_replaced(tree: Tree, layer: Tree) -> Tree:
+    """Unset the options of `tree` that exclude an option of `layer`."""
+    for pair in ALTERNATIVES:
+        for ours, theirs in (pair, pair[::-1]):
+            if _get(layer, ours) not in (None, "") and _get(tree, theirs) is not None and not _has(layer, theirs):
+                section, name = theirs.split(".")
+                tree = merge(tree, {section: {name: "" if theirs == "augment.rand_augment" else None}})
+    # One way only: smoothing can be switched off, a loss cannot.
+    if _get(layer, "optim.loss") == "binary" and not _has(layer, "augment.label_smoothing"):
+        tree = merge(tree, {"augment": {"label_smoothing": 0.0}})
+    return tree
+
+
+def _length(tree: Tree) -> Tree | None:
+    values = {unit: _get(tree, f"schedule.{unit}") for unit in ("steps", "epochs")}
+    valid = {unit: float(value) for unit, value in values.items() if isinstance(value, int | float) and value > 0}
+    return valid or None
+
+
+def _has(tree: Tree, option: str) -> bool:
+    section, name = option.split(".")
+    return isinstance(tree.get(section), dict) and name in tree[section]
+
+
+def _get(tree: Tree, option: str) -> Any:
+    section, name = option.split(".")
+    return tree[section][name] if _has(tree, option) else None
+
+
 # ------------------------------------------------------------------------------------------------------------ overrides
+
+
+def _read_overrides(overrides: Sequence[str]) -> Tree:
+    """Return the layer of the command line; a later override of the same option takes precedence."""
+    layer: Tree = {}
+    for override in overrides:
+        for key, value in _parse_override(override):
+            section, name = key.split(".")
+            layer = merge(layer, {section: {name: value}})
+    return layer
 
 
 def _parse_override(text: str) -> Iterator[tuple[str, Any]]:
@@ -176,7 +239,8 @@ def all_options() -> dict[str, Any]:
 
 def _sections() -> dict[str, type]:
     hints = typing.get_type_hints(Config)
-    return {name: hints[name] for name in Config.__pydantic_fields__}  # type: ignore[attr-defined]
+    fields = Config.__pydantic_fields__  # type: ignore[attr-defined]
+    return {name: hints[name] for name, field in fields.items() if not field.exclude}
 
 
 def _fields(section: str) -> Iterator[tuple[str, Any]]:
@@ -269,15 +333,24 @@ def _check_conflicts(config: Config) -> None:
             f"augment.label_smoothing = {augment.label_smoothing:g}: optim.loss = 'binary' treats every class with a "
             "nonzero target as present, so label smoothing must be 0"
         )
+    _check_balance(config)
     if augment.rand_augment and augment.rand_magnitude is not None:
         raise UserError("augment.rand_augment and augment.rand_magnitude are both set: use one of the two")
+
+
+def _check_balance(config: Config) -> None:
+    if config.data.balance and config.data.streaming:
+        raise UserError("data.balance = true: the classes of a stream are unknown until read; set data.streaming=false")
+    if config.data.balance and config.optim.class_weights == "balanced":
+        raise UserError("data.balance = true and optim.class_weights = balanced both even out the classes: use one")
 
 
 def _check_warmup(config: Config) -> None:
     schedule = config.schedule
     pairs = (("steps", schedule.warmup_steps, schedule.steps), ("epochs", schedule.warmup_epochs, schedule.epochs))
     for unit, warmup, length in pairs:
-        if warmup is not None and length is not None and warmup > length:
+        is_scaled = f"schedule.warmup_{unit}" in config.written_for
+        if warmup is not None and length is not None and warmup > length and not is_scaled:
             raise UserError(f"schedule.warmup_{unit} = {warmup:g}: must be at most schedule.{unit} = {length:g}")
 
 

@@ -8,11 +8,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from vit_scale.config import Config
+from vit_scale.config import Config, Length
 from vit_scale.errors import UserError
+from vit_scale.format import format_steps
 
 # Without a measurement: large enough to keep a device busy, small enough to fit with every variant up to Base.
 DEFAULT_MICRO_BATCH = {"cpu": 64, "cuda": 128}
+
+# What `auto` aims at.
+LOGGED_LINES, EVALUATIONS, SAVE_SECONDS = 100, 10, 600.0
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,33 @@ class Plan:
     accumulation: int
     processes: int
     eval_batch: int
+    unmixed_steps: int = 0
+    """Steps at the end without MixUp and CutMix."""
+    log_every: int = 1
+    eval_every: int = 1
+    save_every: int = 1
+    save_seconds: float = 0.0
+    """Maximum time between checkpoints; 0: no limit."""
+
+    def is_last(self, step: int) -> bool:
+        """Return whether `step` is the last one."""
+        return step == self.steps
+
+    def is_logged(self, step: int) -> bool:
+        """Return whether the metrics of `step` are read from the device."""
+        return self.is_last(step) or step % self.log_every == 0 or self.is_evaluated(step)
+
+    def is_evaluated(self, step: int) -> bool:
+        """Return whether the weights after `step` are evaluated."""
+        return self.is_last(step) or step % self.eval_every == 0
+
+    def is_saved(self, step: int) -> bool:
+        """Return whether a checkpoint is written after `step`: always before an evaluation."""
+        return step % self.save_every == 0 or self.is_evaluated(step)
+
+    def is_out_of_patience(self, patience: int | None, step: int, best_step: int) -> bool:
+        """Return whether `patience` evaluations up to `step` have not improved on the one at `best_step`."""
+        return patience is not None and step // self.eval_every - best_step // self.eval_every >= patience
 
     def epoch(self, step: int) -> float:
         """Return the number of epochs completed after `step` steps."""
@@ -60,10 +91,16 @@ def make_plan(config: Config, *, train_images: int, processes: int, device: str,
     local_batch = global_batch // processes
     micro = _micro_batch(config, local_batch, processes, device, multiple)
     steps = config.schedule.steps or max(1, round((config.schedule.epochs or 0) * train_images / global_batch))
+    eval_every = auto_eval_every(steps) if config.run.eval_every == "auto" else config.run.eval_every
     return Plan(
         train_images=train_images,
         steps=steps,
         warmup_steps=_warmup_steps(config, train_images, steps),
+        unmixed_steps=_unmixed_steps(config, train_images, steps),
+        log_every=auto_log_every(steps) if config.run.log_every == "auto" else config.run.log_every,
+        eval_every=eval_every,
+        save_every=eval_every if config.run.save_every == "auto" else config.run.save_every,
+        save_seconds=SAVE_SECONDS if config.run.save_every == "auto" else 0.0,
         global_batch=global_batch,
         micro_batch=micro,
         accumulation=local_batch // micro,
@@ -87,15 +124,76 @@ def _micro_batch(config: Config, local_batch: int, processes: int, device: str, 
     return micro
 
 
+def auto_log_every(steps: int) -> int:
+    """Return the number 1, 2 or 5 times a power of 10 with about LOGGED_LINES intervals in `steps`."""
+    target = max(1.0, steps / LOGGED_LINES)
+    powers = range(math.ceil(math.log10(target)) + 1)
+    return min((unit * 10**power for power in powers for unit in (1, 2, 5)), key=lambda n: abs(math.log(n / target)))
+
+
+def auto_eval_every(steps: int) -> int:
+    """Return a multiple of the logging interval with at most EVALUATIONS intervals in `steps`."""
+    return auto_log_every(steps) * math.ceil(steps / EVALUATIONS / auto_log_every(steps))
+
+
 def _warmup_steps(config: Config, train_images: int, steps: int) -> int:
+    option, warmup = _requested_warmup(config, train_images)
+    scaled = None if warmup < steps else _scaled(config, option, warmup, train_images, steps)
+    if scaled is None and warmup > steps:
+        raise UserError(f"schedule: {warmup} warmup steps exceed the {steps} steps of the run")
+    return warmup if scaled is None else scaled
+
+
+def _requested_warmup(config: Config, train_images: int) -> tuple[str, int]:
+    """Return the option that sets the warmup, and its value in steps."""
     schedule = config.schedule
     if schedule.warmup_steps is not None:
-        warmup = schedule.warmup_steps
-    else:
-        warmup = math.ceil((schedule.warmup_epochs or 0) * train_images / config.batch.global_)
-    if warmup > steps:
-        raise UserError(f"schedule: {warmup} warmup steps exceed the {steps} steps of the run")
-    return warmup
+        return "schedule.warmup_steps", schedule.warmup_steps
+    return "schedule.warmup_epochs", math.ceil((schedule.warmup_epochs or 0) * train_images / config.batch.global_)
+
+
+def _unmixed_steps(config: Config, train_images: int, steps: int) -> int:
+    unmixed = _requested_unmixed(config, train_images)
+    scaled = None if unmixed < steps else _scaled(config, "augment.no_mix_epochs", unmixed, train_images, steps)
+    return unmixed if scaled is None else scaled
+
+
+def _requested_unmixed(config: Config, train_images: int) -> int:
+    return round(config.augment.no_mix_epochs * train_images / config.batch.global_)
+
+
+def _scaled(config: Config, option: str, value: int, train_images: int, steps: int) -> int | None:
+    """Return `value` steps of `option` as the same fraction of `steps` as of the length it was written for.
+
+    None if the layer that sets the length also sets the option, or if that fraction is unknown.
+    """
+    written_for = config.written_for.get(option)
+    before = _in_steps(written_for, train_images, config.batch.global_) if written_for else 0.0
+    return math.ceil(min(1.0, value / before) * steps - 1e-9) if before else None
+
+
+def _in_steps(length: Length, train_images: int, global_batch: int) -> float:
+    return length.steps or (length.epochs or 0.0) * train_images / global_batch
+
+
+def scaling_note(config: Config, plan: Plan) -> str | None:
+    """Return one line about options of lower layers that were scaled to the length of `plan`, if any."""
+    option, warmup = _requested_warmup(config, plan.train_images)
+    unmixed = _requested_unmixed(config, plan.train_images)
+    changes = {option: (warmup, plan.warmup_steps), "augment.no_mix_epochs": (unmixed, plan.unmixed_steps)}
+    texts = [f"{name} scaled from {old:,} steps to {new:,}" for name, (old, new) in changes.items() if old != new]
+    return f"Schedule shortened to {format_steps(plan.steps)}: {', '.join(texts)}." if texts else None
+
+
+def with_decisions(config: Config, plan: Plan) -> Config:
+    """Return the options with what `plan` decided: scaled options, and numbers instead of `auto` intervals."""
+    schedule, augment, run = config.schedule, config.augment, config.run
+    if _requested_warmup(config, plan.train_images)[1] != plan.warmup_steps:
+        schedule = replace(schedule, warmup_steps=plan.warmup_steps, warmup_epochs=None)
+    if _requested_unmixed(config, plan.train_images) != plan.unmixed_steps:
+        augment = replace(augment, no_mix_epochs=plan.epoch(plan.unmixed_steps))
+    run = replace(run, log_every=plan.log_every, eval_every=plan.eval_every, save_every=plan.save_every)
+    return replace(config, schedule=schedule, augment=augment, run=run, written_for={})
 
 
 def learning_rate(config: Config, plan: Plan) -> LearningRate:

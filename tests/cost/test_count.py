@@ -59,6 +59,10 @@ OPTIONS: list[dict] = [
     {"drop_path": 0.5, "layer_scale": 1e-5},
     {"drop_path": 0.3, "drop_path_schedule": "uniform"},
     {"drop_path": 0.5, "drop_path_mode": "mask"},
+    {"freeze": 0},
+    {"freeze": 1, "drop_path": 0.5},
+    {"freeze": 2},
+    {"freeze": "all", "pool": "mean", "drop_path": 0.5},
 ]
 
 
@@ -157,6 +161,16 @@ def test_any_timm_model_is_counted(name: str, params: int, giga_macs: float) -> 
     assert round(counted.macs / 1e9, 2) == giga_macs
     assert counted.method == TRACED
     assert counted.train_flops_per_image(drop_path=0.4) == counted.nominal_train_flops_per_image
+
+
+@pytest.mark.parametrize("freeze", [3, "all"])
+def test_frozen_layers_of_timm_models_cost_a_forward_pass(freeze: int | str) -> None:
+    model = build_on_meta(lambda: create_model("timm/vit_tiny_patch16_224", freeze=freeze)).train()
+    with FlopCounterMode(display=False) as counter:
+        model(torch.empty(2, 3, 224, 224, device="meta")).sum().backward()
+    counted = count_model(model)
+    assert 2 * counted.train_flops_per_image() == pytest.approx(counter.get_total_flops(), rel=1e-3)
+    assert counted.trained_params == sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 @pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "pvt_v2_b1", "mobilevitv2_100", "efficientformer_l1"])

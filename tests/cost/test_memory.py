@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vit_scale.cost.memory import STRATEGIES, ZERO_REDUCE_BUCKET, States, optimizer_moments, states_by_strategy
+from vit_scale.cost.memory import STRATEGIES, ZERO3_LIVE, ZERO_BUCKET, States, optimizer_moments, states_by_strategy
 from vit_scale.models import create_model
 
 PARAMS, GPUS = 1_000_000, 4
@@ -17,7 +17,7 @@ def states(**options: object) -> dict[str, dict[str, int]]:
 
 @pytest.mark.parametrize(
     ("strategy", "weights", "gradients", "optimizer"),
-    [("ddp", 6, 4, 8), ("zero1", 2, 2, 16 / 4), ("zero2", 2, 2 / 4, 16 / 4), ("zero3", 2 / 4, 2 / 4, 16 / 4)],
+    [("ddp", 6, 4, 8), ("zero1", 6, 4, 16 / 4), ("zero2", 6, 4 / 4, 16 / 4), ("zero3", 4 / 4, 4 / 4, 16 / 4)],
 )
 def test_bytes_per_parameter_in_half_precision(
     strategy: str, weights: float, gradients: float, optimizer: float
@@ -25,6 +25,15 @@ def test_bytes_per_parameter_in_half_precision(
     parts = states()[strategy]
     per_param = [parts[part] / PARAMS for part in ("weights", "gradients", "optimizer", "ema")]
     assert per_param == [weights, gradients, optimizer, 4 / GPUS]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_frozen_parameters_have_weights_only(strategy: str) -> None:
+    frozen, small = states(params=PARAMS, frozen=PARAMS * 3 // 4)[strategy], states(params=PARAMS // 4)[strategy]
+    for part in ("gradients", "optimizer", "ema"):
+        assert frozen[part] == small[part]
+    weights = {"ddp": 4, "zero1": 4, "zero2": 4, "zero3": 4 / GPUS}[strategy]
+    assert frozen["weights"] - small["weights"] == PARAMS * 3 // 4 * weights, "autocast caches trained weights only"
 
 
 def test_each_zero_stage_needs_less_memory_than_the_previous() -> None:
@@ -38,14 +47,19 @@ def test_more_gpus_never_need_more_memory_per_gpu() -> None:
     assert all(sum(many[strategy].values()) <= sum(few[strategy].values()) for strategy in STRATEGIES)
 
 
-def test_single_gpu_needs_no_reduce_buckets() -> None:
-    assert states(gpus=1)["ddp"]["buffers"] == 0
-    assert states(gpus=2)["ddp"]["buffers"] == 4 * PARAMS
+def test_ddp_needs_no_buckets_besides_the_gradients() -> None:
+    assert all(states(gpus=gpus)["ddp"]["buffers"] == 0 for gpus in (1, 2))
 
 
-def test_deepspeed_bucket_is_as_large_as_the_model_up_to_its_limit() -> None:
-    assert states()["zero2"]["buffers"] == 2 * PARAMS
-    assert states(params=2 * ZERO_REDUCE_BUCKET)["zero2"]["buffers"] == 2 * ZERO_REDUCE_BUCKET
+def test_two_buckets_overlap_communication() -> None:
+    assert states()["zero2"]["buffers"] == 2 * 4 * PARAMS
+    assert states(params=4 * PARAMS)["zero2"]["buffers"] == 2 * 4 * PARAMS, "a quarter of the model"
+    assert states(params=10**9)["zero2"]["buffers"] == 2 * 4 * ZERO_BUCKET
+
+
+def test_zero3_gathers_a_limited_part_of_a_large_model() -> None:
+    gathered = states(params=10**9, largest_block=10**7)["zero3"]["buffers"] - 3 * 4 * ZERO_BUCKET
+    assert gathered == 4 * (ZERO3_LIVE + 10**7)
 
 
 def test_ema_is_counted_only_if_enabled() -> None:

@@ -19,8 +19,10 @@ from safetensors.torch import save_file
 from vit_scale.commands.eval import main
 from vit_scale.errors import UserError
 from vit_scale.inference.eval_data import match_classes
+from vit_scale.inference.eval_report import Evaluation, ReportShow, print_evaluation, to_json
 from vit_scale.models import create_model
 from vit_scale.models.variants import pixel_statistics
+from vit_scale.tasks.results import Metric
 
 CLASSES = ("n01440764", "n01443537", "n01484850")
 PIXELS = 36
@@ -76,6 +78,15 @@ def test_metrics_equal_those_of_training(run: Path, tmp_path: Path, weights: str
     for name in ("top1", "top5", "loss"):
         assert metrics[name] == pytest.approx(summary[f"{key}/{name}"], abs=1e-6)
     assert sum(row["images"] for row in metrics["classes"]) == metrics["images"] == 180
+
+
+def test_cap_of_the_run_does_not_limit_its_evaluation(run: Path, tmp_path: Path) -> None:
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("eval_images: null", "eval_images: 20"))
+    assert "eval_images: null" in config
+    assert evaluate(run, out=tmp_path / "e.json")["images"] == 180
+    metrics = evaluate(run, "run.eval_images=20", out=tmp_path / "e.json")
+    assert [row["images"] for row in metrics["classes"]] == [2] * 10
 
 
 def test_tables_and_figures_are_written_to_the_run_directory(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,3 +240,14 @@ def test_invalid_input_is_reported_and_nothing_is_written(
     with pytest.raises(UserError, match=message):
         main([argument.format(**places) for argument in arguments])
     assert not list(run.glob("eval-*"))
+
+
+def test_metrics_that_are_not_shown_are_in_the_json_only(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = (Metric("top1", "top-1"), Metric("top5", "top-5", shown=False))
+    show = ReportShow(torch.nn.Identity(), enabled=True)
+    evaluation = Evaluation(metrics, {"top1": 0.5, "top5": 1.0}, {}, {}, 10, 1.0, show)
+    print_evaluation(evaluation, {})
+    printed = capsys.readouterr().out
+    assert "top-1" in printed
+    assert "top-5" not in printed
+    assert json.loads(to_json(evaluation, {}))["top5"] == 1.0

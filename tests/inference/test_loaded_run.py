@@ -192,7 +192,7 @@ def test_a_run_of_an_earlier_version_loads(trained_run: Path, tmp_path: Path) ->
     folder = Path(shutil.copytree(trained_run, tmp_path / "run"))
     for path in (folder / "config.yaml", folder / LAST / "meta.json"):
         text = path.read_text()
-        assert text.count("kernel") == 1
+        assert "kernel" in text
         path.write_text(text.replace("kernel", "attention"))
     assert vit_scale.load_run(folder).config.model.kernel == "auto"
     checkpoint_file = folder / LAST / "model.safetensors"  # Options from the checkpoint's meta.json.

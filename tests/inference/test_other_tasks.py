@@ -25,6 +25,7 @@ from vit_scale.inference.loaded_run import LoadedRun
 from vit_scale.inference.prediction import predict
 from vit_scale.models import construct_from_config
 from vit_scale.recipe import build_config, to_yaml
+from vit_scale.record.terminal import Terminal
 from vit_scale.strategies.processes import join_processes
 from vit_scale.tasks.task import Evaluator, Inputs, Means, Metric, Show, Table, Task
 
@@ -141,7 +142,7 @@ def test_evaluation_of_another_task_equals_its_definition(
     fitted, relabel = fit_classes(loaded, data)
     assert fitted is loaded
     assert relabel is None, "labels are not matched to classes"
-    evaluation = evaluate_run(loaded, data, None, join_processes())
+    evaluation = evaluate_run(loaded, data, None, join_processes(), Terminal(enabled=False))
     images = [data.source.read(i).image for i in range(len(data.source))]
     inputs = torch.stack([loaded.transform(image) for image in images])
     pixels = torch.stack([torch.from_numpy(loaded.transform.pixels(image)) for image in images])
@@ -174,7 +175,7 @@ def test_evaluation_of_a_custom_task_equals_that_of_training(mean_color: LoadedR
     assert data.class_names == ()
     assert data.description == "embedded:digits, val"
     fitted, relabel = fit_classes(mean_color, data)
-    evaluation = evaluate_run(fitted, data, relabel, join_processes())
+    evaluation = evaluate_run(fitted, data, relabel, join_processes(), Terminal(enabled=False))
     assert evaluation.images == 180
     assert evaluation.metrics == pytest.approx({"error": mean_color.record["val_ema/error"]}, rel=1e-5)
 
@@ -186,7 +187,7 @@ def test_custom_task_is_evaluated_on_images_without_labels(
         Image.new("L", (8, 8), value).save(tmp_path / f"{value}.png")
     data = open_eval_data(mean_color, str(tmp_path), None)
     assert data.description == f"{tmp_path}, train"
-    assert evaluate_run(mean_color, data, None, join_processes()).images == 3
+    assert evaluate_run(mean_color, data, None, join_processes(), Terminal(enabled=False)).images == 3
 
 
 def test_columns_of_the_run_are_kept_for_other_data_that_has_them(mean_color: LoadedRun, tmp_path: Path) -> None:

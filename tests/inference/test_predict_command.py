@@ -125,3 +125,14 @@ def test_exit_status_is_2_without_traceback_if_nothing_was_readable(
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_formats_that_cannot_be_read_are_reported_and_hidden_files_are_not(trained_run: Path, tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    for name in ("phone.HEIC", "._phone.jpg", ".git/a.jpg", "Thumbs.db"):
+        (tmp_path / name).write_bytes(b"\0\0\0\x18ftypheic" + bytes(20))
+    paths = find_images([str(tmp_path)])
+    assert paths == [tmp_path / "phone.HEIC"]
+    assert [each.problem for each in predict(vit_scale.load_run(trained_run), paths)] == [
+        "cannot be decoded: HEIC requires pillow-heif"
+    ]

@@ -24,7 +24,7 @@ QUICK = ["track.wandb=disabled", "data.workers=0"]
     ("arguments", "message"),
     [
         (["recipes/digits.yaml", "optim.lrr=1"], "optim.lr?"),
-        (["recipes/digits.yaml", "schedule.steps=5"], "are both set"),
+        (["recipes/digits.yaml", "schedule.steps=5", "schedule.epochs=2"], "are both set"),
         (["recipes/nothing.yaml"], "recipe not found"),
         ([], "no recipe given"),
         (["optim.lr=1"], "the recipe must come first"),
@@ -161,6 +161,8 @@ def test_output_describes_the_run_and_next_steps(digits: tuple[Path, str]) -> No
         "parameters",
         "MMACs",
         "training images, ",
+        "split       20% of each class of train held out for validation",
+        "classes     ",
         "accumulation step",
         "epochs",
         "fp32",

@@ -121,13 +121,44 @@ def test_compiled_blocks_do_not_recompile_from_step_to_step() -> None:
     model.compile_blocks(backend="aot_eager")
     assert [name for name, _ in model.named_parameters()] == names
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with dynamo.config.patch(error_on_recompile=True):
-        for _ in range(10):
+    for step in range(10):
+        with dynamo.config.patch(error_on_recompile=step > 0):
             model(torch.randn(7, 3, 32, 32)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
     assert dynamo.utils.counters["stats"]["unique_graphs"] == 3
     assert not dynamo.utils.counters["graph_break"]
+
+
+@pytest.mark.parametrize("mode", ["skip", "mask"])
+def test_compiled_blocks_of_all_drop_rates_share_one_graph(mode: str) -> None:
+    """Besides the first block, whose rate is 0, and the last, which computes the class token only."""
+    import torch._dynamo as dynamo
+
+    dynamo.reset()
+    dynamo.utils.counters.clear()
+    model = create_model("vit_mu", depth=10, drop_path=0.8, drop_path_mode=mode).train()
+    model.compile_blocks(backend="aot_eager")
+    for _ in range(2):
+        model(torch.randn(12, 3, 32, 32)).square().mean().backward()
+    assert dynamo.utils.counters["stats"]["unique_graphs"] == 3
+
+
+@pytest.mark.parametrize("options", [{}, {"patch_dropout": 0.5}, {"drop_path_mode": "mask"}], ids=str)
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_compiled_blocks_equal_plain_ones_with_the_same_draws(options: dict, checkpointing: str) -> None:
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = create_model("vit_mu", depth=4, drop_path=0.5, **options).train()
+        model.set_activation_checkpointing(checkpointing)
+        if compiled:
+            model.compile_blocks(backend="eager")
+        torch.manual_seed(1)
+        y = model(torch.randn(6, 3, 32, 32))
+        y.square().mean().backward()
+        found.append([y, *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
 
 
 def test_equal_blocks_share_one_compiled_graph_and_the_last_has_a_separate_one() -> None:

@@ -142,10 +142,20 @@ class Browser:
         return self.driver.execute_script(script, *arguments)
 
     def traces(self, figure: str) -> list[dict[str, Any]]:
-        """Return the traces of a plot as they are drawn now."""
-        fields = "({name: t.name, x: [...t.x], y: [...t.y], visible: t.visible, opacity: t.opacity, meta: t.meta})"
-        script = f"return document.querySelector(`[data-figure='${{arguments[0]}}']`).data.map(t => {fields})"
+        """Return the curves of a plot as they are drawn now."""
+        fields = "({key: c.key, run: c.run, color: c.color, x: c.x, y: c.y, visible: c.visible, faint: c.faint})"
+        script = f"return document.querySelector(`[data-figure='${{arguments[0]}}']`).chart.drawn.map(c => {fields})"
         return self.run(script, figure)
+
+    def hover(self, figure: str, x: float, y: float) -> str:
+        """Move the mouse to a place of a chart, given as fractions of its size, and return the tooltip."""
+        script = """
+        const chart = document.querySelector(`[data-figure='${arguments[0]}']`), box = chart.getBoundingClientRect();
+        const place = {clientX: box.left + arguments[1] * box.width, clientY: box.top + arguments[2] * box.height};
+        chart.dispatchEvent(new PointerEvent("pointermove", place));
+        return chart.querySelector(".tooltip").hidden ? "" : chart.querySelector(".tooltip").innerText;
+        """
+        return self.run(script, figure, x, y)
 
     def smooth(self, amount: float) -> None:
         """Move the slider."""

@@ -59,6 +59,16 @@ def test_run_without_metrics_has_no_headline(make_run) -> None:
     assert status(run).startswith("not finished: nothing logged yet, last written ")
 
 
+def test_run_that_stopped_early_says_so(make_run) -> None:
+    [run] = read_runs([make_run(summary={"finished": True, "stopped_early": True}, schedule={"steps": 1000})])
+    assert status(run) == "stopped early: step 40/1,000"
+
+
+def test_frozen_parameters_are_in_the_headline(make_run) -> None:
+    [run] = read_runs([make_run(summary={"params": 5_362_762, "params_trained": 21_000, "macs": 365e6})])
+    assert headline(run)["parameters"].detail.replace("\xa0", " ") == "21.0 k trained, 365 MMACs per image"
+
+
 def test_run_in_progress_shows_its_progress(make_run) -> None:
     by_steps, by_epochs = read_runs(
         [

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from vit_scale.page.metrics import MAX_POINTS
+from vit_scale.sweep.plot import write_plot
+from vit_scale.sweep.results import Result
+from vit_scale.sweep.spec import load_sweep
 
 
 @pytest.fixture(autouse=True)
@@ -24,19 +27,71 @@ def logged(folder: Path, key: str) -> tuple[list[int], list[float]]:
     return list(points), list(points.values())
 
 
-def test_plots_of_a_trained_run_have_every_logged_value(browser, trained: Path) -> None:
-    browser.open(trained)
+def test_plots_and_constants_of_a_trained_run_have_every_logged_key(browser, trained: Path) -> None:
+    text = browser.open(trained).text()
     lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     keys = {key for line in lines for key in line} - {"step", "epoch", "images"}
-    figures = browser.run("return [...document.querySelectorAll('.js-plotly-plot')].map(p => p.dataset.figure)")
+    figures = browser.run("return [...document.querySelectorAll('.chart')].map(p => p.dataset.figure)")
     drawn = {}
     for figure in [name for name in figures if not name.startswith("table")]:
-        drawn |= {trace["meta"]["key"]: trace for trace in browser.traces(figure)}
-    assert set(drawn) == keys
+        drawn |= {trace["key"]: trace for trace in browser.traces(figure)}
+    listed = {"train/weight_decay": "Weight decay", "train/skipped_steps": "Skipped steps"}
+    assert set(drawn) >= keys - {*listed, "memory/process_gb"}
+    for key, title in listed.items():
+        assert (key in drawn) != (title in text), "a value that never changes is text"
     for key, trace in drawn.items():
-        steps, values = logged(trained, key)
-        assert trace["x"] == steps
-        assert trace["y"] == pytest.approx(values, rel=1e-6)
+        points = dict(zip(trace["x"], trace["y"], strict=True))
+        for step, value in zip(*logged(trained, key), strict=True):
+            assert points[step] == pytest.approx(value, rel=1e-6)
+        assert key == "train/lr" or len(points) == len(logged(trained, key)[0])
+
+
+def test_single_points_are_visible_with_their_value(browser, make_run) -> None:
+    browser.open(make_run(lines=[{"step": 5, "train/loss": 2.5, "val/top1": 0.25}]))
+    marks = """
+    const circles = document.querySelectorAll(`[data-figure='${arguments[0]}'] .curve circle`);
+    return [...circles].map(circle => circle.r.baseVal.value);
+    """
+    for figure in ("train/loss", "val/top1"):
+        [radius] = browser.run(marks, figure)
+        assert radius > 2
+    labels = browser.run("return [...document.querySelectorAll('.curve text')].map(t => t.textContent)")
+    assert labels == ["2.5000", "25.00%"]
+
+
+def test_plots_start_at_step_0(browser, make_run) -> None:
+    browser.open(make_run(lines=[{"step": step, "train/loss": 1 / step} for step in (100, 200, 300)]))
+    ticks = browser.run("return [...document.querySelectorAll('.x-tick')].map(t => t.textContent)")
+    assert ticks[0] == "0"
+
+
+def test_values_are_shown_under_the_mouse_and_for_the_keyboard(browser, make_run) -> None:
+    browser.open(make_run()).smooth(0)
+    assert browser.hover("val/top1", 0.99, 0.5) == "step 40\nvalidation 90.00%\nvalidation, EMA 90.00%"
+    press = """
+    const chart = document.querySelector("[data-figure='val/top1']");
+    for (const key of arguments[0]) chart.dispatchEvent(new KeyboardEvent("keydown", {key}));
+    return chart.querySelector(".tooltip").innerText;
+    """
+    assert browser.run(press, ["Home", "ArrowRight"]).startswith("step 20\nvalidation 45.00%")
+
+
+def test_dragging_zooms_and_double_click_resets(browser, make_run) -> None:
+    browser.open(make_run())
+    drag = """
+    const chart = document.querySelector("[data-figure='train/lr']"), box = chart.getBoundingClientRect();
+    const at = (f) => ({clientX: box.left + f * box.width, clientY: box.top + 50, pointerType: "mouse", pointerId: 1});
+    chart.setPointerCapture = () => {};
+    chart.dispatchEvent(new PointerEvent("pointerdown", at(0.4)));
+    chart.dispatchEvent(new PointerEvent("pointermove", at(0.6)));
+    chart.dispatchEvent(new PointerEvent("pointerup", at(0.6)));
+    const zoomed = [...chart.chart.domain];
+    chart.dispatchEvent(new MouseEvent("dblclick"));
+    return [zoomed, chart.chart.domain];
+    """
+    zoomed, whole = browser.run(drag)
+    assert whole == [0, 40]
+    assert 0 < zoomed[0] < zoomed[1] < 40
 
 
 def test_page_of_a_trained_run_has_model_result_versions_and_check(browser, trained: Path) -> None:
@@ -58,7 +113,7 @@ def test_smoothing_draws_a_moving_average_over_the_logged_values(browser, make_r
     browser.smooth(0.9)
     faint, smooth = browser.traces("train/grad_norm")
     assert faint["y"] == raw["y"]
-    assert faint["opacity"] < 0.5
+    assert (faint["faint"], smooth["faint"]) == (True, False)
     assert smooth["y"][0] == pytest.approx(raw["y"][0]), "the start is not biased towards zero"
     assert smooth["y"][1] == pytest.approx((0.9 * raw["y"][0] + raw["y"][1]) / 1.9)
     spread = [max(trace["y"][20:]) - min(trace["y"][20:]) for trace in (raw, smooth)]
@@ -70,7 +125,7 @@ def test_schedules_and_evaluations_are_never_smoothed(browser, make_run) -> None
     browser.open(folder).smooth(0.9)
     for figure, keys in {"train/lr": ["train/lr"], "val/top1": ["val/top1", "val_ema/top1"]}.items():
         traces = browser.traces(figure)
-        assert [trace["meta"]["key"] for trace in traces] == keys
+        assert [trace["key"] for trace in traces] == keys
         assert traces[0]["y"] == pytest.approx(logged(folder, keys[0])[1], rel=1e-6)
 
 
@@ -88,7 +143,7 @@ def test_axis_switches_to_epochs_images_and_time(browser, make_run) -> None:
     for axis in ("step", "epoch", "images", "time"):
         browser.axis(axis)
         ends[axis] = browser.traces("train/lr")[0]["x"][-1]
-        title = browser.run("return document.querySelector(`[data-figure='train/lr'] .xtitle`).textContent")
+        title = browser.run("return document.querySelector(`[data-figure='train/lr'] .x-title`).textContent")
         assert title.startswith({"images": "images seen", "time": "training time (seconds)"}.get(axis, axis))
     assert ends == {"step": 40, "epoch": 2, "images": 1280, "time": 20}
 
@@ -114,8 +169,8 @@ def test_hiding_a_run_hides_it_everywhere_and_back(browser, make_run, add_result
 def test_runs_have_the_same_color_in_every_plot_and_in_the_legend(browser, make_run) -> None:
     browser.open(make_run("a"), make_run("b"))
     script = """
-    const plots = [...document.querySelectorAll('.js-plotly-plot')];
-    const colors = plots.flatMap(p => p.data.map(t => [t.meta.run, t.line.color]));
+    const plots = [...document.querySelectorAll('.chart')];
+    const colors = plots.flatMap(p => p.chart.drawn.map(c => [c.run, c.color]));
     const swatch = i => document.querySelector(`[data-toggle="${i}"] .swatch`).style.getPropertyValue('--color').trim();
     return [...colors, [0, swatch(0)], [1, swatch(1)]];
     """
@@ -152,8 +207,9 @@ def test_confusion_matrix_is_drawn_and_its_errors_are_listed(browser, make_run, 
     folder = make_run()
     add_results(folder, ["cat", "dog", "eel"])
     text = browser.open(folder).text()
-    heat = browser.run("return document.querySelector('.matrix').data[0]")
-    assert heat["customdata"] == [[9, 1, 0], [0, 9, 1], [0, 0, 9]]
+    counts = browser.run("return [...document.querySelectorAll('.matrix .count')].map(t => t.textContent)")
+    assert counts == ["9", "1", "9", "1", "9"]
+    assert browser.hover("table confusion of run 0", 0.5, 0.1) == "1 of 10 (10.0%)\ncat classified as dog"
     assert "cat\tdog\t1" in text
     assert "validation at step 40, EMA weights" in text
 
@@ -162,7 +218,8 @@ def test_old_layout_is_drawn_in_the_same_way(browser, make_run, add_old_results)
     folder = make_run()
     add_old_results(folder, ["cat", "dog"])
     text = browser.open(folder).text()
-    assert browser.run("return document.querySelector('.matrix').data[0]")["customdata"] == [[9, 1], [0, 9]]
+    counts = browser.run("return [...document.querySelectorAll('.matrix .count')].map(t => t.textContent)")
+    assert counts == ["9", "1", "9"]
     for title in ("Training batch", "Misclassified images", "Attention", "Confusion matrix"):
         assert title in text
 
@@ -185,32 +242,68 @@ def test_foreign_names_and_options_are_escaped(browser, make_run, add_results) -
     assert browser.run("return document.querySelectorAll('img').length") == 3
     assert text.count(evil) >= 4
     assert browser.run("return document.querySelector('h1').textContent") == "<i>run"
-    ticks = browser.run("return [...document.querySelectorAll('.matrix .xtick text')].map(t => t.textContent)")
-    assert ticks == [evil, "<b>dog</b>"]
+    ticks = browser.run("return [...document.querySelectorAll('.matrix .x-tick')].map(t => t.textContent)")
+    assert ticks == ["</script><i…", "<b>dog</b>"]
 
 
-def test_page_fits_a_phone(browser, make_run, add_results) -> None:
-    folders = [make_run("a"), make_run("b")]
+def test_comparison_is_readable_on_a_phone(browser, make_run, add_results) -> None:
+    folders = [make_run(f"a/run-{i}-with-quite-a-long-name", optim={"lr": 0.1 * (i + 1)}) for i in range(6)]
     add_results(folders[0], ["cat", "dog"])
     phone = {"width": 390, "height": 800, "deviceScaleFactor": 2, "mobile": True}
     browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    outside = """
+    return [...document.querySelectorAll('table.stack td, table.stack th, .chart, .stat')]
+        .filter(e => e.offsetParent && e.getBoundingClientRect().right > 390).length
+    """
     try:
         browser.open(*folders)
         assert browser.run("return document.documentElement.scrollWidth") == 390
+        assert browser.run(outside) == 0
+        label = "return getComputedStyle(document.querySelector('table.options td'), '::before').content"
+        assert "run-0-with-quite-a-long-name" in browser.run(label)
+        assert browser.run("return document.querySelector('.toolbar').offsetHeight") < 140
     finally:
         browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_page_follows_the_dark_color_scheme(browser, make_run) -> None:
-    from selenium.webdriver.support.ui import WebDriverWait
-
     browser.open(make_run())
-    ask = "return [getComputedStyle(document.body).backgroundColor, document.querySelector('.plot').layout.font.color]"
+    ask = "return ['body', '.x-tick', '.tooltip'].map(e => getComputedStyle(document.querySelector(e)))"
+    ask += ".flatMap((s, i) => i === 1 ? [s.fill] : [s.backgroundColor, s.color])"
     light = browser.run(ask)
     dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
     browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
     try:
-        both_change = lambda _: all(a != b for a, b in zip(light, browser.run(ask), strict=True))  # noqa: E731
-        assert WebDriverWait(browser.driver, 10).until(both_change)
+        assert all(a != b for a, b in zip(light, browser.run(ask), strict=True))
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", **dark})
+        assert browser.run(ask)[2] == light[2], "paper is white"
     finally:
-        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
+
+
+def test_sweep_page_shows_every_trial(browser, tmp_path: Path, root: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    parameters = {"optim.lr": {"distribution": "log_uniform_values", "min": 1e-4, "max": 0.1}}
+    parameters["model.pool"] = {"values": ["mean", "cls"]}
+    tree = {"program": "launch/train.py", "method": "random", "metric": {"name": "val/top1", "goal": "maximize"}}
+    command = ["python", "launch/train.py", str(root / "recipes/digits.yaml"), "${args}"]
+    file.write_text(json.dumps(tree | {"parameters": parameters, "command": command}))
+    trials = [
+        ("finished", 0.5, "cls"),
+        ("stopped early", 0.2, "cls"),
+        ("finished", 0.4, "mean"),
+        ("failed", None, "cls"),
+    ]
+    results = [
+        Result(number, state, value, {"optim.lr": 10.0 ** (number - 4), "model.pool": pool})
+        for number, (state, value, pool) in enumerate(trials)
+    ]
+    write_plot(tmp_path / "page.html", results, load_sweep(file))
+    browser.driver.get((tmp_path / "page.html").as_uri())
+    circles = "return [...document.querySelectorAll('.chart')].map(c => c.querySelectorAll('.scatter circle').length)"
+    assert browser.run(circles) == [3, 3, 3]
+    ticks = "return [...document.querySelectorAll(`[data-figure='${arguments[0]}'] .x-tick`)].map(t => t.textContent)"
+    assert browser.run(ticks, "optim.lr") == ["1e-4", "0.001", "0.01"]
+    assert browser.run(ticks, "model.pool") == ["cls", "mean"]
+    assert browser.hover("model.pool", 0.3, 0.7).startswith("val/top1 0.2000\ntrial 1, stopped early")
+    assert "3\t–\t0.1\tcls\tfailed" in browser.text()

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from vit_scale.page.curves import panels_with_data
 from vit_scale.page.headline import best_run, headline
 from vit_scale.page.page import render_page
+from vit_scale.page.panels import groups_with_data
 from vit_scale.page.recorded import read_images, read_tables, read_task
 from vit_scale.page.runs import PageRun, read_runs
-from vit_scale.page.tables import MAX_ERRORS, MAX_ROWS, largest_errors, matrix_figure, numeric_columns
+from vit_scale.page.tables import MAX_ERRORS, MAX_ROWS, largest_errors, numeric_columns
 from vit_scale.recipe import build_config
-from vit_scale.record.record import Record, RecordShow
+from vit_scale.record.record import Record, RecordShow, Start
 from vit_scale.record.terminal import Terminal
 from vit_scale.tasks.results import Metric, Table
 
@@ -67,7 +67,7 @@ def test_record_of_a_made_up_task_is_what_the_page_reads(tmp_path: Path) -> None
     config = build_config({"schedule": {"steps": 1}, "track": {"wandb": "disabled"}})
     terminal = Terminal(enabled=False)
     scenes = Table("scenes", "Scenes", ["name", "delta_1"], [["Zürich", 0.5], ["sea", None]], percent=["delta_1"])
-    with Record(tmp_path, config, step=0, facts={"task": DEPTH}, terminal=terminal) as record:
+    with Record(tmp_path, config, start=Start(), facts={"task": DEPTH}, terminal=terminal) as record:
         show = RecordShow(record, None, 4, "ema")
         show.table(scenes)
         show.image("depth", lambda: Image.new("L", (9, 9)), title="Depth maps", caption="fixed images")
@@ -87,13 +87,13 @@ def test_headline_is_the_first_metric_and_lower_may_be_better(depth_run: Path) -
 
 
 def test_plots_are_those_of_the_metrics_and_parts_of_the_loss(depth_run: Path) -> None:
-    panels = {panel.title: panel for panel in panels_with_data([read(depth_run)])["Learning"]}
+    panels = {panel.title: panel for panel in groups_with_data([read(depth_run)])["Learning"].panels}
     assert list(panels) == ["Loss", "Depth RMSE", "delta 1"]
     keys = ["train/loss", "train/loss_scale", "train/loss_shift", "val/loss", "val_ema/loss"]
     assert [curve.key for curve in panels["Loss"].curves] == keys
     assert len({(curve.style, curve.dash) for curve in panels["Loss"].curves}) == 5, "each has a distinct line"
     assert [curve.key for curve in panels["Depth RMSE"].curves] == ["val/rmse", "val_ema/rmse"]
-    assert (panels["Depth RMSE"].format, panels["delta 1"].format) == (".4f", ".2%")
+    assert (panels["Depth RMSE"].format, panels["delta 1"].format) == ("fixed", "percent")
 
 
 def test_page_of_a_made_up_task_has_its_images_tables_and_facts_as_text(depth_run: Path) -> None:
@@ -113,7 +113,7 @@ def test_page_of_a_made_up_task_has_its_images_tables_and_facts_as_text(depth_ru
 def test_runs_of_two_tasks_share_a_page(depth_run: Path, make_run: Callable[..., Path]) -> None:
     runs = read_runs([depth_run, make_run("old"), make_run("worse", lines=[{"step": 1, "val/top1": 0.5}])])
     assert best_run(runs) == "Best Depth RMSE: 0.2500 (depth) · Best Top-1 accuracy: 90.00% (old)"
-    titles = [panel.title for panel in panels_with_data(runs)["Learning"]]
+    titles = [panel.title for panel in groups_with_data(runs)["Learning"].panels]
     assert titles[:4] == ["Loss", "Depth RMSE", "delta 1", "Top-1 accuracy"]
     body = render_page(runs).split("<script>")[0]
     assert "<b>0.2500</b> Depth RMSE" in body
@@ -124,18 +124,21 @@ def test_runs_of_two_tasks_share_a_page(depth_run: Path, make_run: Callable[...,
 
 def test_plots_have_distinct_ids_even_if_labels_collide(make_run: Callable[..., Path]) -> None:
     metrics = [{"name": name, "label": "Learning rate"} for name in ("a", "b")]
-    lines = [{"step": 1, "train/lr": 1.0, "val/a": 1.0, "val/b": 2.0}]
+    lines = [{"step": i, "train/lr": float(i), "val/a": 1.0, "val/b": 2.0} for i in (1, 2)]
     run = read(make_run(lines=lines, summary={"task": {"name": "odd", "metrics": metrics}}))
-    panels = [panel for panels in panels_with_data([run]).values() for panel in panels]
+    panels = [panel for group in groups_with_data([run]).values() for panel in group.panels]
     assert [panel.title for panel in panels] == ["Learning rate"] * 3
     assert len({panel.id for panel in panels}) == 3
 
 
 def test_skipped_steps_of_new_and_old_runs_share_a_plot(make_run: Callable[..., Path]) -> None:
     runs = read_runs(
-        [make_run(key, lines=[{"step": 1, f"train/{key}": 2.0}]) for key in ("skipped_steps", "bad_steps")]
+        [
+            make_run(key, lines=[{"step": i, f"train/{key}": float(i)} for i in (1, 2)])
+            for key in ("skipped_steps", "bad_steps")
+        ]
     )
-    [panel] = panels_with_data(runs)["Performance"]
+    [panel] = groups_with_data(runs)["Performance"].panels
     assert panel.title == "Skipped steps"
     keys = {curve.key for curve in panel.curves}
     assert all(keys & run.metrics.curves.keys() for run in runs)
@@ -183,14 +186,6 @@ def test_largest_errors_are_sorted_and_limited() -> None:
     assert len(largest_errors(dense).rows) == MAX_ERRORS
 
 
-def test_heat_map_shows_fractions_of_rows_with_errors_below_zero() -> None:
-    figure = matrix_figure(Table("confusion", "", ["a", "<b>"], [[3, 1], [0, 0]], matrix=True))
-    heat = figure.data[0]
-    assert [list(row) for row in heat.z] == [[0.75, -0.5], [0, 0]]
-    assert heat.hovertext[0][1] == "1 of 4 (25.0%): a classified as &lt;b&gt;"
-    assert heat.hovertext[0][0] == "3 of 4 (75.0%): a classified correctly"
-
-
 def test_numeric_columns_ignore_empty_cells() -> None:
     table = Table("t", "", ["name", "n", "x", "none"], [["a", 1, None, None], ["b", 2, 0.5, None]])
     assert numeric_columns(table) == [False, True, True, False]
@@ -211,6 +206,12 @@ def test_old_run_is_shown_as_classification(
     assert (table.table.title, table.table.matrix, table.step, table.weights) == ("Confusion matrix", True, 40, "ema")
     assert table.table.columns == ["cat", "dog"]
     assert table.table.rows == [[9, 1], [0, 9]]
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(0, True), (5, False), (6, True)])
+def test_top5_of_an_old_run_with_up_to_five_classes_is_not_shown(classes: int, shown: bool) -> None:
+    metrics = read_task({"class_names": [str(i) for i in range(classes)]}).metrics
+    assert [metric.shown for metric in metrics] == [True, shown, True]
 
 
 def test_pairs_of_an_old_run_are_a_sorted_table(make_run: Callable[..., Path]) -> None:
@@ -237,3 +238,20 @@ def test_malformed_confusion_of_an_old_run_is_skipped(make_run: Callable[..., Pa
     folder = make_run()
     (folder / "confusion.json").write_text(content)
     assert read(folder).tables == []
+
+
+# -------------------------------------------------------------------------------------------------------------- images
+
+
+def test_large_images_are_embedded_as_webp_and_small_ones_unchanged(make_run: Callable[..., Path]) -> None:
+    folder = make_run()
+    (folder / "pictures").mkdir()
+    Image.effect_noise((2000, 1000), 50).save(folder / "pictures" / "noise.png")
+    Image.new("RGB", (40, 30), "teal").save(folder / "pictures" / "small.png")
+    (folder / "pictures" / "broken.png").write_bytes(b"x" * 50_000)
+    broken, noise, small = read_images(folder, {})
+    assert noise.url.startswith("data:image/webp;base64,")
+    assert len(noise.url) < (folder / "pictures" / "noise.png").stat().st_size
+    assert (noise.width, small.width, broken.width) == (1600, 40, None)
+    assert small.url.startswith("data:image/png;base64,")
+    assert broken.url.startswith("data:image/png;base64,")

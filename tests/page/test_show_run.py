@@ -22,11 +22,11 @@ def test_page_of_one_run_is_in_its_directory(launch: Launch, make_run) -> None:
     assert (folder / "page.html").read_text().startswith("<!doctype html>")
 
 
-def test_page_includes_plotly_once_and_links_nothing(launch: Launch, make_run, tmp_path: Path) -> None:
+def test_page_is_small_and_links_nothing(launch: Launch, make_run, tmp_path: Path) -> None:
     done = launch(SCRIPT, make_run("a"), make_run("b"), "--out", tmp_path / "both.html")
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "both.html").read_text()
-    assert len(re.findall(r"plotly\.js v\d", page)) == 1
+    assert len(page) < 300_000
     assert not re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=[\"'](?!data:)", page.split("<script>")[0])
 
 
@@ -75,7 +75,14 @@ def test_help_imports_no_heavy_libraries(launch: Launch) -> None:
     done = launch("-Ximporttime", SCRIPT, "--help")
     assert done.returncode == 0
     assert "examples:" in done.stdout
-    assert not re.search(r"\|\s+(torch|plotly|jinja2)\b", done.stderr)
+    assert not re.search(r"\|\s+(torch|jinja2|PIL)\b", done.stderr)
+
+
+def test_page_of_a_trained_run_is_below_2_mb(trained: Path) -> None:
+    from vit_scale.page.page import render_page
+    from vit_scale.page.runs import read_runs
+
+    assert len(render_page(read_runs([trained])).encode()) < 2_000_000
 
 
 def test_page_imports_no_torch(launch: Launch, make_run) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from vit_scale.commands.train import main
 from vit_scale.errors import UserError
@@ -27,14 +28,14 @@ def test_complete_plan_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([LARGE, "--dry-run", "--gpus", "64", "--gpu", "H100"]) == 0
     output = capsys.readouterr().out
     for text in (
-        "on 64 x H100 (dry run: nothing is read or written)",
+        "on 64 x H100 (dry run: nothing is trained or written)",
         "304,375,784 parameters, 61.55 GMACs",
         "match timm's VisionTransformer",
-        "1,281,167 training images",
+        "1,281,167 training images, 50,000 validation images, 1,000 classes; from the dataset card",
         "4,096 (64 processes x 1 accumulation step x 64 images)",
         "62,557 steps (200 epochs), 6,256 warmup steps",
         "peak 1.60e-03",
-        "> ZeRO-2  12.4 GiB",
+        "> ZeRO-2  13.3 GiB",
         "2 (N-1)/N 4P: 1 all-reduce",
         "0.40 (assumed for a large model on H100 and later",
         "58.4 GPU-hours",
@@ -66,7 +67,7 @@ def test_json_has_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan["deepspeed"]["zero_optimization"]["stage"] == 2
 
 
-def test_nothing_is_read_or_written(
+def test_missing_data_and_weights_are_not_needed_and_nothing_is_written(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The data and the weights named by the recipe do not exist."""
@@ -87,6 +88,10 @@ def test_nothing_is_read_or_written(
         (["--images", "0"], "--images 0: must be at least 1"),
         (["--gpus", "48"], "not divisible by 48 processes"),
         (["data.source=no/such/data"], "--images N"),
+        (["data.source=recipes"], "no images"),
+        (["--gpu-memory", "48"], "--gpu-tflops is missing"),
+        (["--gpu", "W7900", "--gpu-tflops", "122"], "--gpu-memory is missing"),
+        (["--gpu-memory", "48", "--gpu-tflops", "0"], "--gpu-tflops 0: must be greater than 0"),
         (["optim.name=lamb"], "optim.name = 'lamb'"),
         (["parallel.strategy=ddp", "parallel.offload=optimizer"], "parallel.offload"),
     ],
@@ -98,10 +103,55 @@ def test_invalid_input_is_reported_in_three_lines(arguments: list[str], message:
     assert len(str(error.value).splitlines()) <= 3
 
 
-@pytest.mark.parametrize("flag", [["--gpus", "8"], ["--gpu", "H100"], ["--mfu", "0.4"], ["--json"]])
+@pytest.mark.parametrize(
+    "flag", [["--gpus", "8"], ["--gpu", "H100"], ["--mfu", "0.4"], ["--json"], ["--gpu-memory", "48"]]
+)
 def test_planning_flag_without_dry_run_is_rejected(flag: list[str]) -> None:
     with pytest.raises(UserError, match=f"{flag[0]} requires --dry-run"):
         main([LARGE, *flag])
+
+
+def test_gpu_that_is_not_in_the_table_is_described_by_memory_and_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    described = ["--gpu", "W7900", "--gpu-memory", "48", "--gpu-tflops", "122"]
+    assert main([LARGE, "--dry-run", "--gpus", "8", *described, "--json"]) == 0
+    machine = json.loads(capsys.readouterr().out)["machine"]
+    assert (machine["kind"], machine["devices"], machine["memory"]) == ("W7900", 8, 48 * 10**9)
+    assert (machine["peak_flops"], machine["half"]) == (122e12, "bf16")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """20 images in two classes."""
+    for number in range(20):
+        path = tmp_path / "photos" / ("cat", "dog")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 40), (12 * number, 0, 0)).save(path)
+    return tmp_path / "photos"
+
+
+def test_local_images_are_counted(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [f"data.source={photos}", "data.val_fraction=0.2", "batch.global=16"]
+    assert main([LARGE, "--dry-run", *options, "--gpu", "H100"]) == 0
+    output = capsys.readouterr().out
+    assert "16 training images, 4 validation images, 2 classes, about " in output
+    assert "; counted)" in output
+    assert "200 steps (200 epochs)" in output
+
+
+@pytest.mark.parametrize("kind", ["save_to_disk", "parquet"])
+def test_local_tables_are_counted(kind: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import datasets
+
+    table = datasets.load_dataset("imagefolder", data_dir=str(photos), split="train")
+    folder = tmp_path / "table"
+    if kind == "parquet":
+        folder.mkdir()
+        table.to_parquet(folder / "train.parquet")
+    else:
+        table.save_to_disk(folder)
+    assert main([LARGE, "--dry-run", f"data.source={folder}", "batch.global=6", "--gpu", "H100", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)["data"]
+    assert (data["images"], data["val_images"], data["classes"], data["found"]) == (18, 2, 2, "counted")
 
 
 def test_terminal_without_block_characters_gets_ascii(launch: Launch) -> None:

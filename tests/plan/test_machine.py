@@ -9,11 +9,13 @@ import torch
 
 from vit_scale.cost.hardware import GPUS
 from vit_scale.errors import UserError
-from vit_scale.plan.machine import find_machine
+from vit_scale.plan.machine import Machine, find_machine
 from vit_scale.plan.run_cost import ASSUMED_MFU, assumed_mfu
 
 
-@pytest.mark.parametrize("name", ["H100", "h100", "A100 40GB", "a100-40gb", "rtx4090", "H100_PCIe"])
+@pytest.mark.parametrize(
+    "name", ["H100", "h100", "A100 40GB", "a100-40gb", "rtx4090", "H100_PCIe", "RTX A6000", "NVIDIA A100-SXM4-80GB"]
+)
 def test_gpu_is_found_in_any_spelling(name: str) -> None:
     machine = find_machine(2, name)
     assert machine.kind in GPUS
@@ -21,7 +23,7 @@ def test_gpu_is_found_in_any_spelling(name: str) -> None:
 
 
 def test_unknown_gpu_error_lists_the_available_ones() -> None:
-    with pytest.raises(UserError, match=r"did you mean 'H100'\? available: H100 PCIe, H100, .*RTX 3090"):
+    with pytest.raises(UserError, match=r"did you mean 'H100'\? available: H100, H100 PCIe, .*RTX 3090"):
         find_machine(8, "H1000")
 
 
@@ -39,17 +41,22 @@ def test_gpu_type_is_assumed_and_reported_if_missing() -> None:
     assert find_machine().device == "cpu"
 
 
-@pytest.mark.parametrize(("kind", "half", "ratio"), [("A100", "bf16", 1 / 2), ("V100", "fp16", 1 / 8)])
-def test_fp32_has_a_lower_peak(kind: str, half: str, ratio: float) -> None:
+@pytest.mark.parametrize(
+    ("kind", "half", "tf32", "fp32"),
+    [("A100", "bf16", 156, 19.5), ("V100", "fp16", 15.7, 15.7), ("MI300X", "bf16", 163, 163)],
+)
+def test_fp32_has_the_peak_of_its_arithmetic(kind: str, half: str, tf32: float, fp32: float) -> None:
     machine = find_machine(1, kind)
     assert machine.precision("auto") == half
-    assert machine.peak_at("fp32") == ratio * machine.peak_at(half)
+    assert machine.peak_at("fp32") == tf32 * 1e12
+    assert machine.peak_at("fp32", tf32=False) == fp32 * 1e12
 
 
-def test_longer_names_come_before_the_names_they_contain() -> None:
-    names = list(GPUS)
-    for i, name in enumerate(names):
-        assert not any(name in later for later in names[i + 1 :])
+@pytest.mark.parametrize(
+    ("half", "tf32", "expected"), [("bf16", True, 50), ("bf16", False, 12.5), ("fp16", True, 12.5)]
+)
+def test_fp32_peak_of_other_gpus_is_a_fraction_of_half_precision(half: str, tf32: bool, expected: float) -> None:
+    assert Machine("X1", 1, 10**9, 100.0, "cuda", half).peak_at("fp32", tf32=tf32) == expected  # type: ignore[arg-type]
 
 
 def test_mfu_is_assumed_higher_for_larger_models_and_lower_for_faster_gpus() -> None:

@@ -16,7 +16,7 @@ from vit_scale.errors import UserError
 from vit_scale.recipe import build_config
 from vit_scale.record import background, trackers
 from vit_scale.record.background import TrackerThread
-from vit_scale.record.record import Record
+from vit_scale.record.record import Record, Start
 from vit_scale.record.terminal import Terminal
 from vit_scale.record.trackers import Tracker, check_trackers
 from vit_scale.tasks.task import Table
@@ -29,7 +29,7 @@ def config_with(**track: Any) -> Config:
 def record_in(folder: Path, printed: list[str], *, step: int = 0, **track: Any) -> Record:
     terminal = Terminal(enabled=False)
     terminal.info = printed.append  # type: ignore[method-assign]
-    return Record(folder, config_with(**track), step=step, facts={}, terminal=terminal)
+    return Record(folder, config_with(**track), start=Start(step), facts={}, terminal=terminal)
 
 
 class Recorder(Tracker):

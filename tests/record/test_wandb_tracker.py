@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from PIL import Image
 
 from vit_scale.recipe import build_config
 from vit_scale.record import wandb_tracker
-from vit_scale.record.record import Record
+from vit_scale.record.record import Record, Start
 from vit_scale.record.terminal import Terminal
 from vit_scale.tasks.task import Table
 
@@ -60,7 +60,7 @@ def open_record(folder: Path, printed: list[str], *, step: int = 0, **track: Any
     config = build_config({"schedule": {"steps": 9}, "track": {"wandb": "auto", **track}})
     terminal = Terminal(enabled=False)
     terminal.info = printed.append  # type: ignore[method-assign]
-    record = Record(folder, config, step=step, facts=FACTS, terminal=terminal)
+    record = Record(folder, config, start=Start(step), facts=FACTS, terminal=terminal)
     record.start_trackers(CHECK)
     return record
 
@@ -280,3 +280,21 @@ def test_api_key_is_never_prompted_for(
     assert "offline-run" in str(record.close())
     assert len(printed) == lines
     assert server.asked == []
+
+
+def test_interrupted_evaluation_is_logged_on_resume_though_its_step_is(tmp_path: Path) -> None:
+    logged: list[tuple[int, dict[str, Any]]] = []
+    tracker = wandb_tracker.WandbTracker(
+        build_config({"schedule": {"steps": 9}}),
+        tmp_path,
+        run_id="x",
+        resumed=True,
+        last_logged_step=6,
+        pending_step=4,
+        facts={},
+        info=print,
+    )
+    tracker._run = SimpleNamespace(log=lambda values, step: logged.append((step, values)))
+    for step in (3, 4, 5, 8):
+        tracker.log(step, {"val/top1": 0.5})
+    assert logged == [(7, {"step": 4, "val/top1": 0.5}), (8, {"step": 8, "val/top1": 0.5})]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vit_scale.config import OptimConfig
 from vit_scale.strategies.ema import Ema
@@ -98,6 +99,28 @@ def test_step_undone_on_the_device_equals_checking_first(name: str, good: bool) 
     ):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     torch.testing.assert_close(checked.model.state_dict(), undone.model.state_dict(), rtol=0, atol=0)
+
+
+def test_undoing_a_step_takes_as_many_kernels_for_many_tensors_as_for_few() -> None:
+    class Count(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            # Views and empty tensors start no kernel.
+            self.calls += func.overloadpacket.__name__ not in ("view", "detach", "empty_like")
+            return func(*args, **(kwargs or {}))
+
+    counts = []
+    for tensors in (2, 20):
+        params = [nn.Parameter(torch.ones(3)) for _ in range(tensors)]
+        for p in params:
+            p.grad = torch.ones(3)
+        optimizer = torch.optim.SGD(params, lr=0.1)
+        optimizer.step = lambda: None  # type: ignore[assignment,method-assign]
+        with Count() as count:
+            _undoable_step(optimizer, [p.grad for p in params], torch.tensor(True))  # type: ignore[misc]
+        counts.append(count.calls)
+    assert counts[0] == counts[1] < 12
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "lion"])

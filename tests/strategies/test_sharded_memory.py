@@ -41,6 +41,7 @@ def measured(
     save_file(vit_scale.create_model("vit_mu", img_size=16, patch_size=2, in_chans=1).state_dict(), weights)
     models = MODELS | {"resampled weights": [*MODELS["resampled weights"], f"model.weights={weights}"]}
     cases = [{"strategy": s, "model": model, "options": models[model]} for s in ("ddp", "zero3") for model in models]
+    cases += [{"strategy": "zero2", "model": model, "options": models[model]} for model in (SHALLOW, DEEP)]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     (done,) = launch_processes([*launcher, "tests/workers/sharded_memory.py", json.dumps(cases)], timeout=240)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -65,6 +66,26 @@ def test_each_rank_keeps_half_of_the_parameters(measured: Measured, rank: int) -
 def test_building_never_holds_the_full_model(measured: Measured, rank: int) -> None:
     assert growth(measured, "ddp", rank, "build") == pytest.approx(1.0, abs=0.05)
     assert growth(measured, "zero3", rank, "build") < 0.7
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_model_built_in_host_memory_is_moved_to_the_device_in_shards(measured: Measured, rank: int) -> None:
+    numbers = measured["zero3", "timm model", rank]
+    assert numbers["build"] > FP32 * numbers["params"], "timm initializes complete models"
+    assert numbers["place"] < FP32 * (0.5 * numbers["params"] + numbers["largest"])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("strategy", "limit"),
+    [
+        ("zero2", 1 + 1 / 4 + (1 + 2 + 1 + 1) / 2),  # flat weights, a bucket; half of: weights, moments, gradients, EMA
+        ("zero3", (1 + 2 + 1 + 1) / 2 + 1 / 4),
+    ],
+)
+def test_starting_a_run_needs_no_more_than_a_step(measured: Measured, strategy: str, limit: float, rank: int) -> None:
+    assert growth(measured, "ddp", rank, "start") > 5, "moments, gradients, their buckets, reserved memory, EMA"
+    assert growth(measured, strategy, rank, "start") < limit
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -15,12 +15,13 @@ import torch
 from safetensors.torch import load_file
 
 from vit_scale.config import Config
-from vit_scale.cost.memory import ZERO_REDUCE_BUCKET
+from vit_scale.cost.memory import ZERO3_LIVE, ZERO_BUCKET, zero_bucket
 from vit_scale.errors import UserError
 from vit_scale.recipe import load_recipe
 from vit_scale.schedule import Plan
 from vit_scale.strategies.strategy import make_strategy, override_warning, resolve_strategy
-from vit_scale.strategies.zero_settings import check_engine, deepspeed_settings, launcher_settings
+from vit_scale.strategies.zero import use_all_threads
+from vit_scale.strategies.zero_settings import check_compile, check_engine, deepspeed_settings, launcher_settings
 
 LaunchProcesses = Callable[..., list[subprocess.CompletedProcess]]
 PLAN = Plan(
@@ -51,22 +52,45 @@ def config_of(root: Path, *options: str) -> Config:
 # ------------------------------------------------------------------------------------------------------- settings
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_settings_are_derived_from_the_recipe(root: Path, stage: int, precision: str) -> None:
-    settings = deepspeed_settings(config_of(root), PLAN, f"zero{stage}", precision, params=1000)
+def test_settings_are_derived_from_the_recipe(root: Path, stage: int) -> None:
+    settings = deepspeed_settings(config_of(root), PLAN, f"zero{stage}", "bf16", params=1000)
     assert settings["train_batch_size"] == 32
     assert settings["train_micro_batch_size_per_gpu"] == 8
     assert settings["gradient_accumulation_steps"] == 2
     assert settings["gradient_clipping"] == 0.5
     assert settings["zero_optimization"]["stage"] == stage
-    assert [p for p in ("bf16", "fp16") if settings[p]["enabled"]] == [p for p in ("bf16", "fp16") if p == precision]
 
 
-def test_buckets_are_no_larger_than_the_model(root: Path) -> None:
-    for params, expected in [(1000, 1000), (10**10, ZERO_REDUCE_BUCKET)]:
-        zero = deepspeed_settings(config_of(root), PLAN, "zero2", "fp32", params=params)["zero_optimization"]
-        assert zero["reduce_bucket_size"] == zero["allgather_bucket_size"] == expected
+def test_deepspeed_accumulates_and_reduces_in_fp32_whatever_the_launcher_requests(root: Path, file: Path) -> None:
+    half = {name: {"enabled": True} for name in ("bf16", "fp16", "torch_autocast")}
+    file.write_text(json.dumps(half | {"data_types": {"grad_accum_dtype": "bf16"}}))
+    settings = deepspeed_settings(config_of(root), PLAN, "zero2", "bf16")
+    assert not any(settings[name]["enabled"] for name in half), "half precision is autocast"
+    assert settings["data_types"]["grad_accum_dtype"] == "fp32"
+    assert "communication_data_type" not in settings, "DeepSpeed's default is the dtype of the weights"
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        (999, 1000),  # no larger than the model, and even
+        (3_000_001, 1_000_000),
+        (22_050_664, 5_512_666),  # four buckets, of which three are reduced during the backward pass
+        (10**10, ZERO_BUCKET),
+    ],
+)
+def test_most_of_the_gradient_is_reduced_during_the_backward_pass(root: Path, params: int, expected: int) -> None:
+    zero = deepspeed_settings(config_of(root), PLAN, "zero2", "bf16", params=params)["zero_optimization"]
+    assert zero["overlap_comm"]
+    assert zero["reduce_bucket_size"] == zero["allgather_bucket_size"] == expected
+    assert all(zero_bucket(p) % 2 == 0 for p in range(5_000_001, 5_000_009))
+
+
+def test_zero3_frees_gathered_weights(root: Path) -> None:
+    zero = deepspeed_settings(config_of(root), PLAN, "zero3", "bf16", params=10**9)["zero_optimization"]
+    assert zero["stage3_max_live_parameters"] == zero["stage3_max_reuse_distance"] == ZERO3_LIVE
+    assert zero["stage3_prefetch_bucket_size"] < ZERO3_LIVE
 
 
 @pytest.mark.parametrize(
@@ -78,7 +102,7 @@ def test_buckets_are_no_larger_than_the_model(root: Path) -> None:
     ],
 )
 def test_offload_is_an_option(root: Path, strategy: str, offload: str, parts: set[str]) -> None:
-    settings = deepspeed_settings(config_of(root, f"parallel.offload={offload}"), PLAN, strategy, "fp32")
+    settings = deepspeed_settings(config_of(root, f"parallel.offload={offload}"), PLAN, strategy, "bf16")
     zero = settings["zero_optimization"]
     assert {key for key in zero if key.startswith("offload")} == parts
     assert all(zero[part]["device"] == "cpu" for part in parts)
@@ -88,6 +112,13 @@ def test_offload_is_an_option(root: Path, strategy: str, offload: str, parts: se
 def test_unsupported_offload_is_rejected(root: Path, strategy: str, offload: str) -> None:
     with pytest.raises(UserError, match=r"parallel\.offload.*zero3"):
         make_strategy(config_of(root, f"parallel.offload={offload}"), PLAN, strategy, "fp32")
+
+
+def test_compiling_under_zero3_is_rejected_in_one_line(root: Path) -> None:
+    config = config_of(root, "parallel.compile=true")
+    with pytest.raises(UserError, match=r"^parallel\.compile = true: .*zero3.*zero2$"):
+        make_strategy(config, PLAN, "zero3", "fp32")
+    check_compile(compile_blocks=True, strategy="zero2")
 
 
 def test_engine_that_does_not_match_is_rejected_by_name(root: Path) -> None:
@@ -101,6 +132,29 @@ def test_engine_that_does_not_match_is_rejected_by_name(root: Path) -> None:
         check_engine(engine, config_of(root), PLAN)
 
 
+@pytest.mark.parametrize(
+    ("environment", "threads"),
+    [
+        ({"LOCAL_WORLD_SIZE": "8", "OMP_NUM_THREADS": "1"}, [12]),  # torchrun sets it
+        ({"LOCAL_WORLD_SIZE": "8"}, [12]),  # srun
+        ({"LOCAL_WORLD_SIZE": "8", "OMP_NUM_THREADS": "4"}, []),  # the user's choice
+        ({"LOCAL_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}, []),
+        ({"LOCAL_WORLD_SIZE": "128", "OMP_NUM_THREADS": "1"}, [1]),
+    ],
+)
+def test_offloaded_optimizer_uses_all_cores_of_the_node(
+    environment: dict[str, str], threads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    used: list[int] = []
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(96)))
+    monkeypatch.setattr("torch.set_num_threads", used.append)
+    use_all_threads()
+    assert used == threads
+
+
 # ------------------------------------------------------------------------------------------------------- launcher
 
 
@@ -110,7 +164,7 @@ def test_launcher_flags_are_used_if_the_recipe_says_auto(root: Path, monkeypatch
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "cpu")
     assert resolve_strategy("auto") == ("zero3", None)
-    settings = deepspeed_settings(config_of(root), PLAN, "zero3", "fp32")
+    settings = deepspeed_settings(config_of(root), PLAN, "zero3", "bf16")
     assert settings["zero_optimization"]["offload_param"]["device"] == "cpu"
     assert override_warning(config_of(root), PLAN, "zero3", "fp32") is None
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "0")
@@ -127,7 +181,7 @@ def test_launcher_file_is_used_except_for_recipe_settings(root: Path, file: Path
     }
     file.write_text(json.dumps({"zero_optimization": zero, "optimizer": {"type": "AdamW"}, **others}))
     assert resolve_strategy("auto")[0] == "zero3"
-    settings = deepspeed_settings(config_of(root), PLAN, "zero3", "fp32")
+    settings = deepspeed_settings(config_of(root), PLAN, "zero3", "bf16")
     assert settings["zero_optimization"]["reduce_bucket_size"] == 77
     assert settings["zero_optimization"]["overlap_comm"] is False
     assert settings["wall_clock_breakdown"] is True
@@ -135,7 +189,7 @@ def test_launcher_file_is_used_except_for_recipe_settings(root: Path, file: Path
     assert settings["gradient_clipping"] == 0.5
     assert not settings["bf16"]["enabled"]
     assert "optimizer" not in settings
-    assert "auto" not in json.dumps(settings)
+    assert '"auto"' not in json.dumps(settings)
 
 
 def test_one_line_lists_overridden_settings(root: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +200,12 @@ def test_one_line_lists_overridden_settings(root: Path, file: Path, monkeypatch:
         "Launcher settings overridden by the recipe: train_batch_size = 64 (recipe: 32), "
         "mixed_precision = fp16 (recipe: fp32)."
     )
+    file.write_text(json.dumps({"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}))
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert override_warning(config_of(root), PLAN, "zero2", "bf16") is None, "launcher and recipe agree"
+    note = override_warning(config_of(root), PLAN, "zero2", "fp32")
+    assert note is not None
+    assert "bf16.enabled = True (recipe: False)" in note
     strategy, note = resolve_strategy("zero1")
     assert strategy == "zero1"
     assert note == "Launcher strategy zero2 is overridden by the recipe: parallel.strategy=zero1."

@@ -10,7 +10,7 @@ import yaml
 from rich.console import Console
 
 from vit_scale.recipe import load_recipe
-from vit_scale.sweep.plot import figure
+from vit_scale.sweep.plot import panel_figure, write_plot
 from vit_scale.sweep.results import Result, ranked, table, write_best
 from vit_scale.sweep.search import Search
 from vit_scale.sweep.spec import Sweep, load_sweep
@@ -65,18 +65,28 @@ def test_table_shows_varied_parameters_and_trial_states(sweep: Sweep) -> None:
 
 
 def test_plot_shows_the_metric_over_each_varied_parameter(sweep: Sweep) -> None:
-    shown = figure(RESULTS, sweep)
-    titles = [axis.title.text for axis in shown.select_xaxes()]
-    assert titles[:4] == ["trial", "optim.lr", "augment.crop_scale", "optim.weight_decay"]
-    axes = list(shown.select_xaxes())
-    assert axes[1].type == "log"
-    over_lr = [trace for trace in shown.data if trace.xaxis == "x2"]
-    assert {trace.name: list(zip(trace.x, trace.y, strict=True)) for trace in over_lr} == {
-        "finished": [(1e-3, 0.9), (2e-3, 0.8)],
-        "stopped early": [(3e-3, 0.5)],
-    }
-    best = next(trace for trace in shown.data if trace.name == "best so far")
-    assert list(best.y) == [0.8, 0.9]
+    over_lr = panel_figure("optim.lr", RESULTS, sweep)
+    assert over_lr["x"] == {"log": True, "categories": None}
+    points = {each["name"]: list(zip(each["x"]["optim.lr"], each["y"], strict=True)) for each in over_lr["series"]}
+    assert points == {"finished": [(1e-3, 0.9), (2e-3, 0.8)], "stopped early": [(3e-3, 0.5)]}
+    over_scale = panel_figure("augment.crop_scale", RESULTS, sweep)
+    assert over_scale["x"] == {"log": False, "categories": ["[0.08, 1.0]", "[0.5, 1.0]"]}
+    assert over_scale["series"][0]["x"] == {"augment.crop_scale": [1, 0]}
+
+
+def test_best_so_far_lasts_until_the_last_trial(sweep: Sweep) -> None:
+    stopped = Result(4, "stopped early", 0.1, RESULTS[0].values)
+    best = panel_figure("trial", [*RESULTS, stopped], sweep)["series"][0]
+    assert (best["name"], best["x"]["trial"], best["y"]) == ("best so far", [0, 2, 4], [0.8, 0.9, 0.9])
+
+
+def test_sweep_page_is_small_and_self_contained(sweep: Sweep, tmp_path: Path) -> None:
+    write_plot(tmp_path / "plot.html", RESULTS, sweep)
+    page = (tmp_path / "plot.html").read_text()
+    assert len(page) < 100_000
+    for text in ("Best val/top1: 0.9000 (trial 2)", "optim.lr", "augment.crop_scale", "failed", "prefers-color-scheme"):
+        assert text in page
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
 
 
 def test_best_recipe_has_typed_values_of_the_best_trial(sweep: Sweep, tmp_path: Path) -> None:

@@ -157,3 +157,12 @@ def test_traced_part_has_measured_activations() -> None:
     report = report_on(config(), task_type=Traced)
     assert report.activations.by_part["saved_tensors"] > 0
     assert report.train_flops > report_on(config(), task_type=PIXELS.PatchPixels).train_flops * 0.9
+
+
+def test_frozen_backbone_leaves_the_added_layers_to_train(tmp_path: Path) -> None:
+    folder = train(tmp_path / "run", "model.freeze=all", "schedule.steps=4")
+    raw, ema = (load_file(folder / f"{name}.safetensors") for name in ("model", "model_ema"))
+    assert {name.split(".")[0] for name in raw if not torch.equal(raw[name], ema[name])} == {"decoder"}
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["params_trained"] == sum(t.numel() for name, t in raw.items() if name.startswith("decoder."))
+    assert summary["params"] == sum(t.numel() for t in raw.values())

@@ -21,9 +21,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from vit_scale.checkpoints.find import checkpoint_error, latest_valid_checkpoint, list_checkpoints, step_of
+from vit_scale.config import DataConfig
+from vit_scale.data.data import open_data
+from vit_scale.data.sampling import TrainIndices
 from vit_scale.strategies.rank_failure import RANK_FAILURE_EXIT_CODE
 
 RECIPE = "recipes/debug.yaml"
@@ -32,7 +36,7 @@ BATCH = ["batch.global=16", "batch.micro=4", "augment.rand_augment="]
 QUICK = [*TINY, *BATCH, "track.wandb=disabled", "data.workers=0", "run.eval_every=10000", "run.log_every=10"]
 KILLS, KILLS_OF_TWO = 20, 5
 LONG, SHORT, ENDLESS = "schedule.steps=150", "schedule.steps=60", "schedule.steps=100000"
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 class Trainer:
@@ -121,6 +125,15 @@ def newest_step(folder: Path) -> int:
     return max(map(step_of, list_checkpoints(folder / "checkpoints")), default=0)
 
 
+def write_images(folder: Path) -> None:
+    """32 training and 4 validation images of two classes."""
+    for split, each in (("train", 16), ("val", 2)):
+        for name in ("cat", "dog"):
+            (folder / split / name).mkdir(parents=True)
+            for number in range(each):
+                Image.new("RGB", (16, 16), (number, 0, 0)).save(folder / split / name / f"{number:02}.jpg")
+
+
 def is_saving(folder: Path) -> bool:
     return any((folder / "checkpoints").glob(".partial-*"))
 
@@ -195,6 +208,35 @@ def test_rank_failure_ends_the_other_ranks_with_instructions_to_resume(
     assert "Rerun the same command to resume after step" in output
     assert "Traceback" not in output
     assert latest_valid_checkpoint(folder)[0] is not None
+
+
+@pytest.mark.parametrize("reader", [1, 0])
+def test_error_of_one_rank_is_printed_once_with_its_rank(trainer: Trainer, tmp_path: Path, reader: int) -> None:
+    images, folder = tmp_path / "images", trainer.top / f"corrupt-{reader}"
+    write_images(images)
+    data = open_data(DataConfig(source=str(images)), seed=0)
+    ranks = TrainIndices(global_batch=16, micro_batch=8, rank=reader, world=2, end_step=1, seed=0, images=32)
+    _, indices = next(iter(ranks))
+    corrupt = Path(data.train.describe(indices[0]).split(" (row")[0])
+    corrupt.write_bytes(b"corrupt")
+    processes = trainer.start_two(folder, f"data.source={images}", SHORT)
+    assert status(processes[reader]) == 2, trainer.output(folder)
+    assert status(processes[1 - reader]) == RANK_FAILURE_EXIT_CODE, trainer.output(folder)
+    output = trainer.output(folder)
+    assert output.count(f"error: rank {reader} of 2: ") == 1, output
+    # Without a launcher, rank 0 has the store through which the others learn that it has reported its error.
+    assert output.count("error:") == 1 or reader == 0, output
+    assert str(corrupt) in output
+    assert "Traceback" not in output
+
+
+def test_error_of_all_ranks_is_printed_once(trainer: Trainer) -> None:
+    folder = trainer.top / "all-ranks"
+    processes = trainer.start_two(folder, SHORT, "run.resume=nothing/here")
+    assert [status(process) for process in processes] == [2, 2], trainer.output(folder)
+    output = trainer.output(folder)
+    assert output.count("error:") == 1, output
+    assert "error: run.resume" in output
 
 
 def test_launcher_restarts_a_run_after_a_rank_failure(

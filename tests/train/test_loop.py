@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from vit_scale.train import meter as meters
 from vit_scale.train.meter import Meter
@@ -42,7 +43,7 @@ def test_first_step_waits_for_neither_timm_nor_trackers_nor_the_compiler(root: P
 def test_pauses_are_not_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([10.0, 25.0])
     monkeypatch.setattr(meters, "time", SimpleNamespace(perf_counter=lambda: next(times)))
-    meter = Meter(SimpleNamespace(), since=5.0)  # type: ignore[arg-type]
+    meter = Meter(SimpleNamespace(device=torch.device("cpu")), since=5.0)  # type: ignore[arg-type]
     with meter.paused():
         pass
     assert meter.since == 20.0

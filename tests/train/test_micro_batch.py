@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import subprocess
 import sys
@@ -16,12 +17,16 @@ import torch
 from safetensors.torch import load_file
 
 import vit_scale
+from vit_scale import gpu
 from vit_scale.data.batch import Batch
 from vit_scale.data.progressive import Progressive
 from vit_scale.errors import UserError
+from vit_scale.recipe import load_recipe
+from vit_scale.schedule import Plan
 from vit_scale.strategies.replicated import PlainEngine
 from vit_scale.tasks.task import Inputs
-from vit_scale.train.micro_batch import choose_micro_batch, trial_on_engine
+from vit_scale.train import build
+from vit_scale.train.micro_batch import choose_micro_batch, memory_basis, recorded_micro_batch, trial_on_engine
 
 STRATEGIES = ["ddp", "zero1", "zero2", "zero3"]
 
@@ -154,6 +159,72 @@ def test_memory_of_future_optimizer_state_is_reserved() -> None:
     model(torch.ones(1, 10)).sum().backward()
     engine.step(clip_norm=1.0)
     assert engine.future_bytes() == 0
+
+
+CHANGES = {
+    "parallel.activation_checkpointing": "full",
+    "parallel.compile": True,
+    "parallel.offload": "optimizer",
+    "parallel.tf32": False,
+    "model.kernel": "math",
+    "ema.decay": 0.0,
+    "batch.global": 16,
+}
+
+
+@pytest.fixture(scope="module")
+def saved(trained_run: Path) -> tuple[Path, Any]:
+    """A checkpoint, and the plan of its run."""
+    checkpoint = max((trained_run / "checkpoints").iterdir())
+    return checkpoint, Plan(**json.loads((checkpoint / "meta.json").read_text())["plan"])
+
+
+def basis_of(plan: Plan, name: str = "single", device: str = "cpu", precision: str = "fp32", **options: object) -> dict:
+    config = load_recipe("recipes/debug.yaml", [f"{key}={value}" for key, value in options.items()])
+    plan = dataclasses.replace(plan, global_batch=config.batch.global_)
+    strategy = SimpleNamespace(name=name, device=torch.device(device))
+    return memory_basis(config, plan, strategy, precision)  # type: ignore[arg-type]
+
+
+def test_micro_batch_is_kept_on_resume_if_nothing_changed(saved: tuple[Path, Plan]) -> None:
+    checkpoint, plan = saved
+    assert recorded_micro_batch(checkpoint, basis_of(plan)) == plan.micro_batch
+    assert recorded_micro_batch(None, basis_of(plan)) is None
+
+
+@pytest.mark.parametrize(("option", "value"), CHANGES.items())
+def test_micro_batch_is_chosen_anew_if_memory_may_differ(saved: tuple[Path, Plan], option: str, value: object) -> None:
+    checkpoint, plan = saved
+    assert recorded_micro_batch(checkpoint, basis_of(plan, **{option: value})) is None
+
+
+def test_micro_batch_is_chosen_anew_for_another_gpu_strategy_precision_or_number_of_processes(
+    saved: tuple[Path, Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, plan = saved
+    monkeypatch.setattr(gpu, "describe", lambda device: "NVIDIA L4, 24.0 GB" if device.type == "cuda" else "cpu")
+    others = [{"device": "cuda"}, {"name": "zero3"}, {"precision": "bf16"}]
+    found = [basis_of(plan, **other) for other in others] + [basis_of(dataclasses.replace(plan, processes=2))]
+    assert [recorded_micro_batch(checkpoint, basis) for basis in found] == [None] * 4
+
+
+@pytest.mark.parametrize("mode", ["full", "none"])
+def test_trials_run_with_activation_checkpointing_and_compiled_blocks(mode: str, fresh_accelerate: None) -> None:
+    """Otherwise activation checkpointing would never allow a larger micro-batch."""
+    options = [f"parallel.activation_checkpointing={mode}", "parallel.compile=true", "track.wandb=disabled"]
+    config = load_recipe("recipes/debug.yaml", [*options, "data.workers=0"])
+    tried = []
+
+    def resolve(config, plan, task, engine, precision):  # type: ignore[no-untyped-def]
+        compiled = all(block._compiled_call_impl is not None for block in engine.model.blocks)
+        tried.append((engine.model.activation_checkpointing, compiled))
+        raise UserError("enough")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "resolve_micro_batch", resolve)
+        with pytest.raises(UserError, match="enough"):
+            build.build_run(config, "recipes/debug.yaml")
+    assert tried == [(mode, True)]
 
 
 @pytest.fixture(scope="module")

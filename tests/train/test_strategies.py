@@ -15,6 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from vit_scale.models import create_model
+
 STRATEGIES = ["ddp", "zero1", "zero2", "zero3"]
 COMMON = [
     "track.wandb=disabled",
@@ -26,9 +28,13 @@ COMMON = [
     "run.eval_every=10",
     "run.save_every=100",
 ]
+HALF_STRATEGIES = ["zero2", "zero3"]  # ZeRO-1 holds its weights as ZeRO-2 does
 EXACT = [*COMMON, "model.drop_path=0"]  # its draws belong to a forward pass, so they differ with the processes
 EVERYTHING = [*COMMON, "model.dropout=0.1", "model.drop_path=0.3", "optim.layer_decay=0.8"]
-INTERRUPTED = 138
+# Half of the model is frozen, with everything that frozen parts must not do, and the classes are weighted and balanced.
+FROZEN = [*EXACT, "model.freeze=1", "model.layer_scale=1e-4", "parallel.activation_checkpointing=full"]
+FROZEN += ["optim.class_weights=[1,2,3,4,5,6,7,8,9,10]", "data.balance=true", "run.eval_images=50"]
+INTERRUPTED, OUTPUT_CLOSED = 138, 141
 
 
 def job(folder: Path, options: list[str], *more: str, **wrong: object) -> dict:
@@ -58,6 +64,9 @@ def runs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, di
         job(top / "one-two-one", EXACT, signal_at=6),
         job(top / "one-recomputed", EXACT, "parallel.activation_checkpointing=full"),
         job(top / "one-compiled", EXACT, "parallel.compile=true"),
+        job(top / "one-frozen", FROZEN),
+        job(top / "one-frozen-resumed", FROZEN, signal_at=6),
+        job(top / "one-frozen-resumed", FROZEN),
     ]
     two = []
     for strategy in STRATEGIES:
@@ -68,13 +77,24 @@ def runs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, di
             job(top / f"{strategy}-resumed", EVERYTHING, chosen, signal_at=6),
             job(top / f"{strategy}-resumed", EVERYTHING, chosen),
             job(top / f"{strategy}-poisoned", EXACT, chosen, "schedule.steps=6", poison_at=[2, 3]),
+            job(top / f"{strategy}-frozen", FROZEN, chosen, signal_at=6),
+            job(top / f"{strategy}-frozen", FROZEN, chosen),
         ]
+        two += [job(top / f"{strategy}-stopped", EVERYTHING, chosen, "batch.eval=16", signal_in_evaluation=2)]
+        two += [job(top / f"{strategy}-stopped", EVERYTHING, chosen, "batch.eval=16")]
+    two += [job(top / "closed", EXACT, "parallel.strategy=ddp", closed_at=4)]
     two += [job(top / "mixed", EXACT, "parallel.strategy=ddp", signal_at=4)]
     two += [job(top / "mixed", EXACT, "parallel.strategy=zero2", signal_at=9)]
     two += [job(top / "mixed", EXACT, "parallel.strategy=zero3", signal_at=14)]
     two += [job(top / "mixed", EXACT, "parallel.strategy=ddp")]
     two += [job(top / "one-two-one", EXACT, signal_at=13)]
-    two += [job(top / "bf16", EXACT, "parallel.strategy=zero2", "parallel.precision=bf16")]
+    half = "parallel.precision=bf16"
+    two += [job(top / "ddp-bf16", EXACT, "parallel.strategy=ddp", half)]
+    for strategy in HALF_STRATEGIES:
+        chosen = f"parallel.strategy={strategy}"
+        two += [job(top / f"{strategy}-bf16", EXACT, chosen, half)]
+        two += [job(top / f"{strategy}-bf16-resumed", EXACT, chosen, half, signal_at=6)]
+        two += [job(top / f"{strategy}-bf16-resumed", EXACT, chosen, half)]
     last = [job(top / "one-two-one", EXACT)]
     return top, {1: launch(root, 1, first), 2: launch(root, 2, two), 3: launch(root, 1, last)}
 
@@ -120,8 +140,16 @@ def test_resume_is_bit_identical(runs: tuple, strategy: str) -> None:
     assert_same_run(runs[0] / f"{strategy}-resumed", runs[0] / f"{strategy}-all", 0.0)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_resume_after_a_signal_to_one_rank_during_an_evaluation_is_bit_identical(runs: tuple, strategy: str) -> None:
+    assert "stopped after step 10, before its evaluation." in runs[1][2]
+    assert len(metrics(runs[0] / f"{strategy}-stopped", "val/loss")) == 2
+    assert_same_run(runs[0] / f"{strategy}-stopped", runs[0] / f"{strategy}-all", 0.0)
+
+
 def test_resume_of_one_process_is_bit_identical(runs: tuple) -> None:
     assert_same_run(runs[0] / "one-resumed", runs[0] / "one", 0.0)
+    assert_same_run(runs[0] / "one-frozen-resumed", runs[0] / "one-frozen", 0.0)
 
 
 @pytest.mark.parametrize("way", ["recomputed", "compiled"])
@@ -129,14 +157,44 @@ def test_recomputed_and_compiled_blocks_are_the_same_run(runs: tuple, way: str) 
     assert_same_run(runs[0] / f"one-{way}", runs[0] / "one", 1e-4)
 
 
-def test_half_precision_under_zero_follows_full_precision(runs: tuple) -> None:
-    if not (runs[0] / "bf16").exists():
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_frozen_weighted_and_balanced_run_equals_one_process_also_resumed(runs: tuple, strategy: str) -> None:
+    assert_same_run(runs[0] / f"{strategy}-frozen", runs[0] / "one-frozen", 1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["one", *STRATEGIES])
+def test_frozen_weights_stay_as_they_were_and_are_in_both_files(runs: tuple, strategy: str) -> None:
+    torch.manual_seed(0)
+    initial = create_model("vit_mu", img_size=8, patch_size=2, layer_scale=1e-4, in_chans=1).state_dict()
+    for name in ("model", "model_ema"):
+        weights = load_file(runs[0] / f"{strategy}-frozen" / f"{name}.safetensors")
+        unchanged = {key for key, value in weights.items() if torch.equal(value, initial[key])}
+        assert unchanged == {key for key in initial if not key.startswith(("blocks.1.", "norm.", "head."))}
+
+
+@pytest.fixture
+def half_precision_runs(runs: tuple) -> Path:
+    if not (runs[0] / "ddp-bf16").exists():
         pytest.skip("this CPU has no bf16")
-    assert metrics(runs[0] / "bf16", "train/loss") == pytest.approx(metrics(runs[0] / "one", "train/loss"), abs=1e-2)
-    weights = load_file(runs[0] / "bf16" / "model.safetensors")
-    assert {t.dtype for t in weights.values()} == {torch.float32}, (
-        "the master weights are saved, not the half-precision copies"
-    )
+    return runs[0]
+
+
+def test_half_precision_follows_full_precision(half_precision_runs: Path) -> None:
+    ours, theirs = (metrics(half_precision_runs / name, "train/loss") for name in ("ddp-bf16", "one"))
+    assert ours == pytest.approx(theirs, abs=1e-2)
+
+
+@pytest.mark.parametrize("strategy", HALF_STRATEGIES)
+def test_half_precision_under_zero_equals_ddp(half_precision_runs: Path, strategy: str) -> None:
+    assert_same_run(half_precision_runs / f"{strategy}-bf16", half_precision_runs / "ddp-bf16", 1e-4)
+    weights = load_file(half_precision_runs / f"{strategy}-bf16" / "model.safetensors")
+    assert {t.dtype for t in weights.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("strategy", HALF_STRATEGIES)
+def test_resume_in_half_precision_is_bit_identical(half_precision_runs: Path, strategy: str) -> None:
+    names = (f"{strategy}-bf16-resumed", f"{strategy}-bf16")
+    assert_same_run(*(half_precision_runs / name for name in names), tolerance=0.0)
 
 
 def test_changing_the_strategy_keeps_the_run(runs: tuple) -> None:
@@ -153,7 +211,9 @@ def test_signal_to_one_rank_stops_all_after_the_same_step(runs: tuple) -> None:
     for _, _, number, status in lines:
         by_job.setdefault(number, set()).add(status)
     assert all(len(statuses) == 1 for statuses in by_job.values()), "processes disagree"
-    assert sum(statuses == {str(INTERRUPTED)} for statuses in by_job.values()) == len(STRATEGIES) + 4
+    half = len(HALF_STRATEGIES) * (runs[0] / "ddp-bf16").exists()
+    assert sum(statuses == {str(INTERRUPTED)} for statuses in by_job.values()) == 3 * len(STRATEGIES) + 4 + half
+    assert sum(statuses == {str(OUTPUT_CLOSED)} for statuses in by_job.values()) == 1
     assert "Received SIGUSR1: stopped after step" in runs[1][2]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from vit_scale.strategies.replicated import PlainEngine
 from vit_scale.tasks.classify.classification import Classification
 from vit_scale.train.optim.optimizer import build_optimizer
 from vit_scale.train.state import TrainState
-from vit_scale.train.update import update
+from vit_scale.train.update import seed_everything, update
 
 INFO = DataInfo(images=64, in_chans=1, class_names=tuple("0123456789"))
 OPTIONS = ["augment.progressive=[]", "model.drop_path=0", "batch.micro=16"]
@@ -72,6 +73,34 @@ def test_step_equals_a_reference(config: Config) -> None:
     torch.testing.assert_close(ours[0]["loss"], loss.detach())
     torch.testing.assert_close(ours[1], norm)
     torch.testing.assert_close(dict(state.model.state_dict()), dict(twin.state_dict()), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("freeze", [1, "all"])
+def test_frozen_run_has_the_losses_of_a_plain_loop(config: Config, freeze: int | str) -> None:
+    config = replace(config, model=replace(config.model, freeze=freeze, drop_path=0.3, dropout=0.1))
+    task, state = task_and_state(config)
+    twin = copy.deepcopy(state.model).eval()
+    for name, p in twin.named_parameters():
+        p.requires_grad_(name.startswith("head." if freeze == "all" else ("blocks.1.", "norm.", "head.")))
+    if freeze == 1:
+        twin.blocks[1].train()
+    optimizer = torch.optim.AdamW(build_optimizer(twin, config.optim).param_groups, lr=1e-3, fused=True)
+    for number in range(4):
+        ours, _ = step(task, state, 32)
+        seed_everything(0, number, 0)
+        inputs = task.inputs(batches_of(32)[0], number)
+        loss = task.loss(twin(*inputs.args), inputs)["loss"]
+        loss.backward()
+        nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        state.step += 1
+        torch.testing.assert_close(ours["loss"], loss.detach())
+    torch.testing.assert_close(dict(state.model.state_dict()), dict(twin.state_dict()), rtol=1e-5, atol=1e-6)
+    assert state.ema is not None
+    trained = {name for name, p in twin.named_parameters() if p.requires_grad}
+    assert state.ema.pieces().keys() == trained, "the EMA of a frozen weight is the weight"
+    assert len(state.engine.optimizer.state) == len(trained)
 
 
 def test_micro_batches_do_not_change_the_step(config: Config) -> None:

@@ -17,13 +17,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vit_scale.cost.measured import peak_bytes
 from vit_scale.models import create_model
+from vit_scale.strategies.replicated import ddp_options
 
 
 def train(model: dict[str, Any], batch: int, accumulation: int, checkpointing: str) -> object:
     """Three updates as the loop does them: gradients are freed after each."""
     inner = create_model(**model).train()
     inner.set_activation_checkpointing(checkpointing)
-    wrapped = DistributedDataParallel(inner) if dist.is_initialized() else inner
+    wrapped = DistributedDataParallel(inner, **ddp_options().to_kwargs()) if dist.is_initialized() else inner
     optimizer = torch.optim.AdamW(inner.parameters(), fused=True)
     images, labels = torch.zeros(batch, 3, *inner.img_size), torch.zeros(batch, dtype=torch.long)
     for _ in range(3):

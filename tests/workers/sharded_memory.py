@@ -1,9 +1,13 @@
 """Measures the memory of building and saving a model on each rank.
 
 `sharded_memory.py CASES`: for each {"model": label, "strategy": name, "options": ["a.b=c", ...]} of a JSON list, every
-rank prints a line `memory RANK {"params", "largest", "build", "held", "save", "checksum"}`: parameters of the model and
-of its largest tensor, peak bytes while it is built and while all full tensors are gathered, parameters that the rank
-keeps, and a checksum of the gathered initial weights (rank 0 only).
+rank prints a line `memory RANK {...}` with
+    params, largest      parameters of the model and of its largest tensor
+    build, save          peak bytes while it is built, and while all full tensors are gathered
+    place                peak bytes while a model that each rank has constructed is moved to the device
+    start                peak bytes while it is wrapped with AdamW and an EMA, and a micro-batch of two images is tried
+    held                 parameters that the rank keeps
+    checksum             of the gathered initial weights (rank 0 only)
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from vit_scale.strategies.processes import close_processes, restored_process
 from vit_scale.strategies.strategy import make_strategy
 from vit_scale.tasks.classify.classification import Classification
 from vit_scale.train.build_state import build_model, build_state
+from vit_scale.train.micro_batch import trial_on_engine
+from vit_scale.train.state import TrainState
 
 INFO = DataInfo(images=64, in_chans=1, class_names=tuple("0123456789"))
 
@@ -36,6 +42,7 @@ def measure(strategy: str, options: list[str]) -> tuple[int, dict[str, Any]]:
     made = make_strategy(config, plan, strategy, "fp32")
     task = Classification(config, INFO, plan)
     models: list[nn.Module] = []
+    states: list[TrainState] = []
 
     def build() -> nn.Module:
         model, _ = build_model(task, made, config)
@@ -43,10 +50,19 @@ def measure(strategy: str, options: list[str]) -> tuple[int, dict[str, Any]]:
         models.append(model)
         return model
 
+    def start() -> TrainState:
+        states.append(build_state(models[0], made, config, plan))
+        task.to(made.device, states[0].engine.input_dtype)
+        trial_on_engine(states[0].engine, task, repeats=1)(2)
+        return states[0]
+
     build_peak = peak_bytes(build)
+    constructed = task.build()
+    place_peak = peak_bytes(lambda: made.place(constructed))
     sizes = [full_shape(p).numel() for p in models[0].parameters()]
     held = sum(getattr(p, "ds_tensor", p).numel() for p in models[0].parameters())
-    state = build_state(models[0], made, config, plan)
+    start_peak = peak_bytes(start)
+    state = states[0]
     checksum = 0
     for name, tensor in sorted(state.whole()):
         if tensor is not None:
@@ -59,8 +75,8 @@ def measure(strategy: str, options: list[str]) -> tuple[int, dict[str, Any]]:
             pass
 
     save_peak = min(peak_bytes(save) for _ in range(2))
-    found = {"params": sum(sizes), "largest": max(sizes), "build": build_peak, "held": held}
-    return made.rank, found | {"save": save_peak, "checksum": checksum}
+    found = {"params": sum(sizes), "largest": max(sizes), "held": held, "checksum": checksum}
+    return made.rank, found | {"build": build_peak, "place": place_peak, "start": start_peak, "save": save_peak}
 
 
 def main() -> None:

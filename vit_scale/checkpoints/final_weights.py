@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from vit_scale.checkpoints.host_copies import HostCopies, Tensors
 from vit_scale.checkpoints.pieces import Snapshot
+from vit_scale.checkpoints.run_dir import unused_path
 from vit_scale.checkpoints.run_weights import FINAL
 from vit_scale.errors import UserError
 from vit_scale.files import describe_write_error, replacing
@@ -28,6 +29,13 @@ def write_final_weights(snapshot: Snapshot, run_dir: Path, *, is_main: bool) -> 
         paths.append(run_dir / FINAL["ema"])
         _write(weights | ema, paths[1])
     return paths
+
+
+def rename_final_weights(run_dir: Path) -> None:
+    """Rename the final weights of a run that is rolled back: they are those of steps that will be rerun."""
+    for path in (run_dir / name for name in FINAL.values()):
+        if path.is_file():
+            path.rename(unused_path(path))
 
 
 def _collect(snapshot: Snapshot, run_dir: Path) -> tuple[Tensors, Tensors]:

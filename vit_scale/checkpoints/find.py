@@ -6,21 +6,30 @@ A checkpoint is trusted only if all files match its manifest.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from vit_scale.checkpoints.checked_files import corruption_error
+from vit_scale.checkpoints.run_dir import UNUSED
 from vit_scale.errors import UserError
 
 META_KEYS = {"step", "best", "best_step", "skipped_steps", "plan"}
 """Keys of meta.json required to resume."""
 _OLD_KEYS = {"best_top1": "best", "bad_steps": "skipped_steps", "bad_in_a_row": "consecutive_skipped_steps"}
 """Keys that earlier versions wrote."""
+EVALUATION = "evaluation.json"
+"""Added to a checkpoint when the evaluation after its step is done: metrics, `best` and `best_step`."""
 
 
 def checkpoint_name(step: int) -> str:
     """Return the name of a checkpoint directory."""
     return f"step-{step:08d}"
+
+
+def is_checkpoint_name(text: str) -> bool:
+    """Return whether `text` names a checkpoint of a run, such as `step-00001000`, rather than a path."""
+    return re.fullmatch(rf"({UNUSED})?step-\d+(-\d+)?", text) is not None
 
 
 def step_of(checkpoint: Path) -> int:
@@ -40,6 +49,8 @@ def find_checkpoint(resume: str, run_dir: Path) -> tuple[Path | None, list[str]]
         return None, []
     if resume == "auto":
         return latest_valid_checkpoint(run_dir)
+    if is_checkpoint_name(resume):
+        return _named_checkpoint(resume, run_dir), []
     path = Path(resume)
     if path.is_file():
         raise UserError(
@@ -49,9 +60,22 @@ def find_checkpoint(resume: str, run_dir: Path) -> tuple[Path | None, list[str]]
         raise UserError(f"run.resume = {resume!r}: checkpoint or run not found; use auto, never or a path")
     if (path / "checkpoints").is_dir():
         return latest_valid_checkpoint(path)
+    return _checked(path, resume), []
+
+
+def _named_checkpoint(name: str, run_dir: Path) -> Path:
+    directory = run_dir / "checkpoints"
+    path = directory / (checkpoint_name(int(name[5:])) if name[5:].isdecimal() else name)  # `step-1000` will do
+    if not path.is_dir():
+        known = [checkpoint.name for checkpoint in list_checkpoints(directory)]
+        raise UserError(f"run.resume = {name!r}: not found in {directory}; available: {', '.join(known) or 'none'}")
+    return _checked(path, name)
+
+
+def _checked(path: Path, resume: str) -> Path:
     if error := checkpoint_error(path):
         raise UserError(f"run.resume = {resume!r}: invalid checkpoint: {error}")
-    return path, []
+    return path
 
 
 def latest_valid_checkpoint(run_dir: Path) -> tuple[Path | None, list[str]]:
@@ -94,9 +118,16 @@ def _has_meta(checkpoint: Path) -> bool:
 
 
 def read_meta(checkpoint: Path) -> dict[str, Any]:
-    """Read meta.json, with keys of earlier versions under their present names."""
+    """Read meta.json, with keys of earlier versions under their present names, and the evaluation, if it is done."""
     meta = json.loads((checkpoint / "meta.json").read_text())
     renamed = {_OLD_KEYS.get(key, key): value for key, value in meta.items()}
     if (meta.get("best_top1") or 0.0) < 0:  # not evaluated yet
         renamed["best"] = None
-    return renamed
+    return {"evaluated": True} | renamed | _read_evaluation(checkpoint)
+
+
+def _read_evaluation(checkpoint: Path) -> dict[str, Any]:
+    try:
+        return json.loads((checkpoint / EVALUATION).read_text()) | {"evaluated": True}
+    except (OSError, ValueError, TypeError):
+        return {}

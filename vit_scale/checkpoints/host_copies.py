@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
+from vit_scale import gpu
+
 Tensors = dict[str, torch.Tensor]
 
 
@@ -27,17 +29,18 @@ class HostCopies:
         """
         old, copies = self._buffers.get(group, {}), {}
         error: Exception | None = None
-        on_gpu = False
+        devices = set()
         for name, tensor in tensors:
             if tensor is None or error is not None:
                 continue
             try:
-                copies[name] = _buffer_for(tensor, old.get(name)).copy_(tensor, non_blocking=True)
+                copies[name] = _buffer_for(tensor, old.get(name))
+                gpu.start_download(tensor, copies[name])
             except (MemoryError, RuntimeError) as raised:  # torch raises the latter if host memory is short
                 error = raised
-            on_gpu |= tensor.is_cuda
-        if on_gpu:
-            torch.cuda.current_stream().synchronize()
+            devices.add(tensor.device)
+        for device in devices:
+            gpu.wait_for_downloads(device)
         if error is not None:
             raise MemoryError(str(error)) from error
         self._buffers[group] = copies
@@ -47,4 +50,4 @@ class HostCopies:
 def _buffer_for(tensor: torch.Tensor, buffer: torch.Tensor | None) -> torch.Tensor:
     if buffer is not None and (buffer.shape, buffer.dtype) == (tensor.shape, tensor.dtype):
         return buffer
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return gpu.host_buffer(tensor)

@@ -5,6 +5,7 @@
       shard-00000.safetensors  pieces of optimizer state and EMA that rank 0 owns, and so on
       meta.json                step, best result, options, versions, W&B id
       manifest.json            size and checksum of each file
+      evaluation.json          metrics, once the evaluation after this step is done
 
 `save` copies tensors and a thread writes them, so training does not wait for the disk. Each rank writes its shard;
 rank 0 waits for all of them, writes the manifest and renames the directory. `find.py` and `reader.py` read it.
@@ -24,10 +25,11 @@ from typing import Any, NoReturn
 import torch
 
 from vit_scale.checkpoints.checked_files import flush_to_disk, write_json, write_tensors
-from vit_scale.checkpoints.find import checkpoint_name, list_checkpoints, step_of
+from vit_scale.checkpoints.find import EVALUATION, checkpoint_name, list_checkpoints, step_of
 from vit_scale.checkpoints.host_copies import HostCopies, Tensors
 from vit_scale.checkpoints.pieces import Snapshot
-from vit_scale.files import describe_write_error
+from vit_scale.checkpoints.run_dir import unused_path
+from vit_scale.files import describe_write_error, write_text
 
 Files = dict[str, tuple[Tensors, dict[str, str]]]
 """Safetensors files by name: tensors and metadata."""
@@ -84,6 +86,13 @@ class CheckpointFolder:
         else:
             kept = {snapshot.best_step, self._good_step}
             self._writing = self._writer.submit(self._write, snapshot.step, files, meta, kept)
+
+    def add_evaluation(self, snapshot: Snapshot, metrics: dict[str, float]) -> None:
+        """Add the evaluation of `snapshot` to its checkpoint, in the background, and remove a former best one."""
+        numbers = snapshot.numbers()
+        evaluation = {"best": numbers["best"], "best_step": numbers["best_step"], "metrics": metrics}
+        if self.rank == 0:
+            self._writer.submit(self._add_evaluation, snapshot.step, evaluation, {snapshot.best_step, self._good_step})
 
     @property
     def good(self) -> Path | None:
@@ -145,6 +154,13 @@ class CheckpointFolder:
         except Exception as error:
             self._fail(step, error, files)
 
+    def _add_evaluation(self, step: int, evaluation: dict[str, Any], kept: set[int]) -> None:
+        checkpoint = self.path / checkpoint_name(step)
+        if checkpoint.is_dir():
+            with contextlib.suppress(OSError):  # Without it, the evaluation is repeated on resume.
+                write_text(checkpoint / EVALUATION, json.dumps(evaluation))
+        self._remove_old(kept)
+
     def _fail(self, step: int, error: Exception, files: Files) -> NoReturn:
         """Free the disk space, notify rank 0, and raise."""
         partial = self._partial(step)
@@ -205,9 +221,7 @@ class CheckpointFolder:
         """Rename corrupt checkpoints and those of an abandoned future: they would count as later than the next save."""
         for later in list_checkpoints(self.path):
             if step_of(later) > step:
-                unused = later.with_name(f"unused-{later.name}")
-                shutil.rmtree(unused, ignore_errors=True)
-                later.rename(unused)
+                later.rename(unused_path(later))
 
     def _remove_old(self, kept: set[int]) -> None:
         for old in list_checkpoints(self.path)[: -self.keep]:

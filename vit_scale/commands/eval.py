@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +18,9 @@ if TYPE_CHECKING:
     from vit_scale.inference.loaded_run import LoadedRun
 
 USAGE = "%(prog)s RUN_OR_WEIGHTS [--data SOURCE] [--split NAME] [section.option=value ...] [options]"
-DESCRIPTION = """Compute the metrics of a run's task. For classification: top-1, top-5, loss and calibration error, with
-tables and figures of the results per class, the confusion matrix, misclassified images and attention maps.
+DESCRIPTION = """Compute the metrics of a run's task. For classification: top-1, top-5 (of more than five classes), loss
+and calibration error, with tables and figures of the results per class, the confusion matrix, misclassified images and
+attention maps.
 
 RUN_OR_WEIGHTS is a run directory (also of a run in progress), a checkpoint directory, timm/NAME with its published
 weights, or a weights file with --model. timm models are evaluated with the preprocessing of timm's validate.py. Figures
@@ -62,27 +62,33 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def main(argv: Sequence[str]) -> int:
     """Load the model, evaluate on all processes, print and write the results on the main process."""
     args, overrides = parse(argv)
-    from vit_scale.launcher import silence_libraries
+    from vit_scale.launcher import is_main_process, silence_libraries
+    from vit_scale.record.terminal import Terminal
 
     silence_libraries()
-    from vit_scale.inference.eval_data import fit_classes, open_eval_data
-    from vit_scale.inference.evaluate_run import evaluate_run
-    from vit_scale.inference.pretrained import load_target
-    from vit_scale.strategies.processes import close_processes, join_processes
+    terminal = Terminal(enabled=is_main_process(), stderr=True)
+    with terminal.phase("Loading libraries") as phase:
+        from vit_scale.inference.eval_data import fit_classes, open_eval_data
+        from vit_scale.inference.evaluate_run import evaluate_run
+        from vit_scale.inference.pretrained import load_target
+        from vit_scale.strategies.processes import close_processes, join_processes
+        from vit_scale.strategies.rank_failure import errors_of_ranks
 
-    loaded = load_target(args.target, model=args.model, weights=args.weights, overrides=overrides)
-    if loaded.folder is None and args.data is None:
-        raise UserError(f"{args.target}: no data to evaluate on. Add --data SOURCE")
-    data = open_eval_data(loaded, args.data, args.split)
-    loaded, relabel = fit_classes(loaded, data, match_by_index=args.match_by_index)
-    out = _out_dir(args, loaded, data)
-    processes = join_processes()
-    try:
-        evaluation = evaluate_run(loaded, data, relabel, processes)
-    except UserError as error:
-        if not processes.is_main:  # Only this process has read the corrupt image.
-            print(f"error: {error}", file=sys.stderr)
-        raise
+        phase.next("Loading the model")
+        overrides = ["run.eval_images=null", *overrides]  # The cap of the run is for evaluations during training.
+        loaded = load_target(args.target, model=args.model, weights=args.weights, overrides=overrides)
+        if loaded.folder is None and args.data is None:
+            raise UserError(f"{args.target}: no data to evaluate on. Add --data SOURCE")
+        phase.next("Opening the data")
+        data = open_eval_data(loaded, args.data, args.split)
+        loaded, relabel = fit_classes(loaded, data, match_by_index=args.match_by_index)
+        out = _out_dir(args, loaded, data)
+        phase.next("Connecting the processes")
+        processes = join_processes()
+    for note in data.notes if processes.is_main else ():
+        terminal.info(note)
+    with errors_of_ranks():
+        evaluation = evaluate_run(loaded, data, relabel, processes, terminal)
     if processes.is_main:
         _report(args, loaded, data, evaluation, out)
     close_processes()

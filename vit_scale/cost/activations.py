@@ -63,18 +63,23 @@ def vit_activations(
     patch_dropout: float = 0.0,
     activation_checkpointing: Checkpointing = "none",
     kernel: str = "auto",
+    frozen_layers: int = 0,
 ) -> Activations:
-    """Compute the activation memory of a vit_scale model, averaged over large batches."""
+    """Compute the activation memory of a vit_scale model, averaged over large batches.
+
+    `frozen_layers`: leading layers that save nothing, as `ImageModel.frozen_layers`.
+    """
     tokens = training_tokens(variant, patch_dropout)
     # The kernel `explicit` is plain code throughout, which computes every token in every block.
     skips = kernel != "explicit"
-    parts = _ends(variant, (variant.head_tokens or tokens) if skips else tokens, precision)
-    if patch_dropout:
+    parts = _ends(variant, (variant.head_tokens or tokens) if skips else tokens, precision, frozen_layers)
+    if patch_dropout and not frozen_layers:
         parts["patch_dropout"] = _STREAM_BYTES * training_tokens(variant, 0.0) * variant.embed_dim + 8 * tokens
     recomputed = 0
     rates = drop_path_rates(drop_path, variant.depth, drop_path_schedule)
     recomputes = recomputed_blocks(variant.depth, activation_checkpointing)
-    for rate, first, recompute in zip(rates, computed_tokens(variant), recomputes, strict=True):
+    blocks = list(zip(rates, computed_tokens(variant), recomputes, strict=True))
+    for rate, first, recompute in blocks[max(0, frozen_layers - 1) :]:
         block = _block(variant, tokens, (first or tokens) if skips else tokens, precision, kernel)
         block = {part: round(size * computed_fraction(rate, drop_path_mode)) for part, size in block.items()}
         if recompute:
@@ -112,14 +117,16 @@ def _block(variant: Variant, tokens: int, computed: int, precision: Precision, k
     return parts
 
 
-def _ends(variant: Variant, tokens: int, precision: Precision) -> dict[str, int]:
+def _ends(variant: Variant, tokens: int, precision: Precision, frozen_layers: int) -> dict[str, int]:
     """Return the bytes that are saved before the blocks, and after them for `tokens` tokens."""
     stream = _STREAM_BYTES * tokens * variant.embed_dim
     height, width = variant.img_size
-    parts = {"image": number_bytes(precision) * variant.in_chans * height * width, "head": 0}
-    if not variant.norm_after_pool:
+    parts = {"head": 0}
+    if not frozen_layers:
+        parts["image"] = number_bytes(precision) * variant.in_chans * height * width
+    if not variant.norm_after_pool and frozen_layers <= variant.depth + 1:
         parts["norms"] = stream + _STATS_BYTES * tokens
-    if variant.dropout:
+    if variant.dropout and not frozen_layers:
         parts["dropout"] = training_tokens(variant, 0.0) * variant.embed_dim
     # In fp32 the class token saved by the head is a view that keeps all tokens alive.
     if variant.pool == "max" or (variant.pool in ("cls", "tokens") and precision == "fp32"):

@@ -1,12 +1,16 @@
 """Bytes each process sends per step, derived from the algorithms.
 
 In a reduce-scatter or all-gather of n bytes over N processes, each process sends (N - 1)/N n bytes; an all-reduce is
-one of each. With P parameters, b bytes per element in the compute precision and A gradient accumulation steps:
+one of each. With P parameters and A gradient accumulation steps, in fp32 as everywhere except the weights of zero3:
 
-| ddp   | 2 (N - 1)/N 4P       | one all-reduce of the fp32 gradients                                                  |
-| zero1 | 2 (N - 1)/N bP       | gradients are reduce-scattered and weights all-gathered once per step                 |
-| zero2 | (A + 1) (N - 1)/N bP | gradients are reduce-scattered after each micro-batch, weights all-gathered once      |
-| zero3 | 3A (N - 1)/N bP      | weights all-gathered for each forward and backward pass, gradients reduce-scattered   |
+| ddp   | 2 (N - 1)/N 4P       | one all-reduce of the gradients                                                       |
+| zero1 | 2 (N - 1)/N 4P       | gradients are reduce-scattered and weights all-gathered once per step                 |
+| zero2 | (A + 1) (N - 1)/N 4P | gradients are reduce-scattered after each micro-batch, weights all-gathered once      |
+| zero3 | A (N - 1)/N 12P      | weights all-gathered for each forward and backward pass, gradients reduce-scattered   |
+|       | A (N - 1)/N 8P       | in half precision                                                                     |
+
+If only T of them are trained (frozen layers have no backward pass), T takes the place of P, except in the all-gathers
+of zero3 for the forward pass: with b bytes per weight, A (N - 1)/N (b(P + T) + 4T).
 
 The EMA is sharded and requires no communication; the gradient norm, losses and metrics are a few bytes.
 """
@@ -29,15 +33,19 @@ class Communication:
 
 
 def communication(
-    strategy: Strategy, *, params: int, processes: int, accumulation: int, precision: Precision
+    strategy: Strategy, *, params: int, processes: int, accumulation: int, precision: Precision, frozen: int = 0
 ) -> Communication:
-    """Return the communication volume of `strategy`; zero for a single process."""
-    number = 4 if strategy == "ddp" else number_bytes(precision)
-    times, factor, collectives = {
-        "ddp": (2, "2", "1 all-reduce"),
-        "zero1": (2, "2", "1 reduce-scatter, 1 all-gather"),
-        "zero2": (accumulation + 1, "(A+1)", "A reduce-scatters, 1 all-gather"),
-        "zero3": (3 * accumulation, "3A", "2A all-gathers, A reduce-scatters"),
+    """Return the communication volume of `strategy`; zero for a single process. `frozen`: untrained parameters."""
+    trained, letter = params - frozen, "T" if frozen else "P"
+    weights = number_bytes(precision)
+    gathered = f"A (N-1)/N ({weights}P+{weights + 4}T)" if frozen else f"A (N-1)/N {2 * weights + 4}P"
+    sent, formula = {
+        "ddp": (2 * 4 * trained, f"2 (N-1)/N 4{letter}: 1 all-reduce"),
+        "zero1": (2 * 4 * trained, f"2 (N-1)/N 4{letter}: 1 reduce-scatter, 1 all-gather"),
+        "zero2": ((accumulation + 1) * 4 * trained, f"(A+1) (N-1)/N 4{letter}: A reduce-scatters, 1 all-gather"),
+        "zero3": (
+            accumulation * (weights * (params + trained) + 4 * trained),
+            f"{gathered}: 2A all-gathers, A reduce-scatters",
+        ),
     }[strategy]
-    sent = times * (processes - 1) / processes * number * params
-    return Communication(round(sent), f"{factor} (N-1)/N {number}P: {collectives}")
+    return Communication(round((processes - 1) / processes * sent), formula)

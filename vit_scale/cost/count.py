@@ -49,11 +49,22 @@ class ModelCount:
     """How the MACs were counted: CLOSED_FORM or TRACED."""
     variant: Variant | None = None
     """Architecture of a vit_scale model; None for other models."""
+    frozen_params: int = 0
+    """Parameters that are not trained."""
+    frozen_macs: int = 0
+    """MACs of layers without trained parameters before the first trained one; counted for models that are traced."""
+    frozen_layers: int = 0
+    """Leading layers that are not trained, as `ImageModel.frozen_layers`."""
 
     @property
     def params(self) -> int:
         """Total number of parameters."""
         return sum(self.params_by_part.values())
+
+    @property
+    def trained_params(self) -> int:
+        """Number of parameters that are trained."""
+        return self.params - self.frozen_params
 
     @property
     def macs(self) -> int:
@@ -88,6 +99,10 @@ class ModelCount:
         """FLOPs of forward and backward pass by convention: 3 x forward."""
         return 3 * self.flops
 
+    @property
+    def _trains_only_head(self) -> bool:
+        return self.variant is not None and self.frozen_layers > self.variant.depth + 1
+
     def at_size(self, side: int) -> ModelCount:
         """Return the count for square images of another size; unchanged for models not from vit_scale."""
         if self.variant is None:
@@ -109,21 +124,29 @@ class ModelCount:
 
         `batch`, the micro-batch size, affects only `skip`: it rounds up to whole images, so small batches save
         slightly less. For timm models, which do not skip and whose patch dropout is not traced, this is 3 x forward,
-        and 4 x forward for the blocks with checkpointing.
+        and 4 x forward for the blocks with checkpointing. Frozen layers have a forward pass only.
         """
         patch, head = self.macs_by_part.get("patch", 0), self.macs_by_part.get("head", 0)
         if self.variant is None:
-            recomputed = 0 if activation_checkpointing == "none" else self.macs - patch - head
-            return 2 * (3 * self.macs + recomputed)
+            trained = self.macs - self.frozen_macs
+            recomputable = max(0, trained - head - (0 if self.frozen_layers else patch))
+            recomputed = 0 if activation_checkpointing == "none" else recomputable
+            return 2 * (self.frozen_macs + 3 * trained + recomputed)
         tokens = training_tokens(self.variant, patch_dropout)
-        # The image needs no gradient, so the patch embedding costs 2 x its forward pass.
-        total: float = 2 * patch + 3 * head_macs(self.variant, tokens)
+        # The image needs no gradient, so the patch embedding costs 2 x its forward pass, or 1 x if it is frozen, and so
+        # does a head below which everything is frozen.
+        total: float = (1 if self.frozen_layers else 2) * patch
+        total += (2 if self._trains_only_head else 3) * head_macs(self.variant, tokens)
         rates = drop_path_rates(drop_path, self.variant.depth, drop_path_schedule)
         recomputes = recomputed_blocks(self.variant.depth, activation_checkpointing)
-        for rate, first, recompute in zip(rates, computed_tokens(self.variant), recomputes, strict=True):
-            work = computed_fraction(rate, drop_path_mode, batch) * sum(
-                block_macs(self.variant, tokens, first).values()
-            )
+        for i, (rate, first, recompute) in enumerate(
+            zip(rates, computed_tokens(self.variant), recomputes, strict=True), start=1
+        ):
+            block = sum(block_macs(self.variant, tokens, first).values())
+            if i < self.frozen_layers:
+                total += block
+                continue
+            work = computed_fraction(rate, drop_path_mode, batch) * block
             total += 3 * work
             if recompute:
                 total += work - (last_matmul_macs(self.variant, first or tokens) if rate == 0 else 0)
@@ -137,16 +160,25 @@ def count_model(model: nn.Module, img_size: tuple[int, int] | None = None, in_ch
     `img_size` and `in_chans` default to the model's.
     """
     model = unwrap(model)
-    params = params_by_part(model)
+    params, layers = params_by_part(model), getattr(model, "frozen_layers", 0)
+    frozen = _frozen_params(model)
     if isinstance(model, VisionTransformer):
         variant = model.variant
-        return ModelCount(params, macs_by_part(variant), norm_elements(variant), CLOSED_FORM, variant)
+        macs, elements = macs_by_part(variant), norm_elements(variant)
+        return ModelCount(params, macs, elements, CLOSED_FORM, variant, frozen, frozen_layers=layers)
     from vit_scale.cost.trace import trace  # Slow import, not needed otherwise.
 
     size: tuple[int, int] = img_size or model.img_size  # type: ignore[assignment]
     channels: int = in_chans or model.in_chans  # type: ignore[assignment]
     traced = trace(twin(model), size, channels)
-    return ModelCount(params, dict(traced.macs), traced.norm_elements, TRACED)
+    frozen_macs = traced.frozen_macs if layers else 0
+    return ModelCount(
+        params, dict(traced.macs), traced.norm_elements, TRACED, None, frozen, frozen_macs, frozen_layers=layers
+    )
+
+
+def _frozen_params(model: nn.Module) -> int:
+    return sum(full_shape(p).numel() for p in model.parameters() if not p.requires_grad)
 
 
 def count_trained(model: nn.Module) -> ModelCount:
@@ -154,4 +186,4 @@ def count_trained(model: nn.Module) -> ModelCount:
     count = count_model(backbone_of(model))
     added = sum(full_shape(p).numel() for p in model.parameters()) - count.params
     parts = count.params_by_part | {"other": count.params_by_part["other"] + added}
-    return replace(count, params_by_part=parts)
+    return replace(count, params_by_part=parts, frozen_params=_frozen_params(model))

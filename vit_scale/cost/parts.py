@@ -7,6 +7,7 @@ import re
 from torch import nn
 
 from vit_scale.cost.meta import full_shape
+from vit_scale.models.weights.freeze import head_names
 
 PARAM_PARTS = ("patch", "tokens", "position", "attention", "mlp", "norms", "layer_scale", "head", "other")
 MAC_PARTS = ("patch", "attention_projections", "attention_matmuls", "mlp", "head", "other")
@@ -32,14 +33,6 @@ def part_of_name(name: str, heads: tuple[str, ...]) -> str:
 def is_norm(module: nn.Module) -> bool:
     """Return whether `module` is a normalization layer of torch or timm."""
     return "Norm" in type(module).__name__
-
-
-def head_names(model: nn.Module) -> tuple[str, ...]:
-    """Return the full names of the classifier modules, from `get_classifier()` of timm models."""
-    classifier = model.get_classifier() if hasattr(model, "get_classifier") else None  # type: ignore[operator]
-    heads = classifier if isinstance(classifier, (tuple, list)) else (classifier,)
-    found = tuple(name for name, module in model.named_modules() if name and any(module is head for head in heads))
-    return found or ("head", "head_dist")
 
 
 def params_by_part(model: nn.Module) -> dict[str, int]:

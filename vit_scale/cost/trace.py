@@ -19,9 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from vit_scale.cost.parts import MAC_PARTS, head_names, part_of_name
+from vit_scale.cost.parts import MAC_PARTS, part_of_name
+from vit_scale.models.weights.freeze import head_names
 
 Shape = tuple[int, ...]
+Running = tuple[str, bool]
+"""The part of a running module, and whether it is frozen."""
 
 
 @dataclass
@@ -30,6 +33,8 @@ class Trace:
 
     macs: Counter[str] = field(default_factory=Counter)
     """Multiply-accumulates by part (MAC_PARTS)."""
+    frozen_macs: int = 0
+    """Multiply-accumulates of modules with parameters of which none is trained."""
     norm_elements: int = 0
     """LayerNorm elements."""
     stages: dict[str, list[Shape]] = field(default_factory=dict)
@@ -38,7 +43,7 @@ class Trace:
 
 def trace(model: nn.Module, img_size: tuple[int, int], in_chans: int) -> Trace:
     """Trace `model`, which must be on the meta device, on one image."""
-    result, stack = Trace(), ["other"]
+    result, stack = Trace(), [("other", False)]
     image = torch.empty(1, in_chans, *img_size, device="meta")
     with torch.no_grad(), _hooks(model, result, stack), _Operations(result, stack):
         model(image)
@@ -52,7 +57,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     blocks of a transformer are identical, so all except the first are served from a cache.
     """
 
-    def __init__(self, result: Trace, stack: list[str]) -> None:
+    def __init__(self, result: Trace, stack: list[Running]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._result, self._stack = result, stack
         self._cache: dict[Any, tuple[Any, int]] = {}
@@ -72,12 +77,13 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out, macs = self._cache[key]
         if macs:
             self._result.macs[self._part(operation.__name__)] += macs
+            self._result.frozen_macs += macs if self._stack[-1][1] else 0
         return out
 
     def _part(self, operation: str) -> str:
         if operation in ("bmm", "baddbmm") or "scaled_dot_product" in operation:
             return "attention_matmuls"
-        part = self._stack[-1]
+        part = self._stack[-1][0]
         part = "attention_projections" if part == "attention" else part
         return part if part in MAC_PARTS else "other"
 
@@ -87,13 +93,13 @@ def _metadata(leaf: Any) -> Any:
 
 
 @contextmanager
-def _hooks(model: nn.Module, result: Trace, stack: list[str]) -> Iterator[None]:
-    """Keep the part of the running module on top of `stack`, and record the output shapes of stages."""
+def _hooks(model: nn.Module, result: Trace, stack: list[Running]) -> Iterator[None]:
+    """Keep the running module on top of `stack`, and record the output shapes of stages."""
     heads, stages = head_names(model), set(stage_names(model))
     handles = []
     for name, module in model.named_modules():
-        part = part_of_name(name, heads) if name else "other"
-        handles.append(module.register_forward_pre_hook(_push(stack, part)))
+        running = (part_of_name(name, heads) if name else "other", _is_frozen(module))
+        handles.append(module.register_forward_pre_hook(_push(stack, running)))
         handles.append(module.register_forward_hook(_pop(stack)))
         if name in stages:
             handles.append(module.register_forward_hook(_record_shapes(result, name)))
@@ -104,14 +110,19 @@ def _hooks(model: nn.Module, result: Trace, stack: list[str]) -> Iterator[None]:
             handle.remove()
 
 
-def _push(stack: list[str], part: str) -> Callable[..., None]:
+def _is_frozen(module: nn.Module) -> bool:
+    parameters = list(module.parameters())
+    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
+
+
+def _push(stack: list[Running], running: Running) -> Callable[..., None]:
     def push(*_: object) -> None:
-        stack.append(part)
+        stack.append(running)
 
     return push
 
 
-def _pop(stack: list[str]) -> Callable[..., None]:
+def _pop(stack: list[Running]) -> Callable[..., None]:
     def pop(*_: object) -> None:
         stack.pop()
 

@@ -26,6 +26,8 @@ class DataInfo(NamedTuple):
     """Training images; 0 if unknown."""
     in_chans: int
     class_names: tuple[str, ...] = ()
+    class_counts: tuple[int, ...] = ()
+    """Training images per class; empty if unknown."""
 
     def class_name(self, index: int) -> str:
         """Return the name of a class, or its number: a model may have more outputs than the data has classes."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from vit_scale.config import DataConfig
 from vit_scale.data.batch import DataInfo, ImageSource
+from vit_scale.data.class_sizes import class_notes, describe_sizes, imbalance_note
 from vit_scale.data.images.decode import UnreadableImage, count_channels
 from vit_scale.data.sources.columns import find_image_column
 from vit_scale.data.sources.embedded import SyntheticSource
@@ -31,15 +32,33 @@ class Data:
     in_chans: int
     description: str
     """One line for users: source, number of images and classes."""
+    details: Mapping[str, str] = field(default_factory=dict)
+    """Further lines of the header: how the images are split, and the smallest and largest class."""
+    file_notes: tuple[str, ...] = ()
+    """Files that are not read, for the user."""
+    class_notes: tuple[str, ...] = ()
+    """Classes with too few images, for the user."""
+    imbalance_note: str | None = None
+    """A warning about classes of uneven size, unless options even them out."""
 
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """Everything a user should know before training."""
+        return self.file_notes + self.class_notes + ((self.imbalance_note,) if self.imbalance_note else ())
+
+    @property
     def info(self) -> DataInfo:
         """What a task may know about the data."""
-        return DataInfo(count_images(self.train), self.in_chans, self.class_names)
+        return DataInfo(count_images(self.train), self.in_chans, self.class_names, self._class_counts())
+
+    def _class_counts(self) -> tuple[int, ...]:
+        if not self.class_names or isinstance(self.train, StreamSource) or self.train.labels is None:
+            return ()
+        return tuple(np.bincount(self.train.labels, minlength=self.num_classes).tolist())
 
 
 def open_data(config: DataConfig, target: Target | None = None, *, seed: int) -> Data:
@@ -56,10 +75,21 @@ def open_data(config: DataConfig, target: Target | None = None, *, seed: int) ->
         count = f"{train_stream.length:,}" if train_stream.length is not None else "an unknown number of"
         description = f"{config.source} (streaming, {count} training images{_classes(names)})"
         return Data(train_stream, val_stream, names, train_stream.channels(), description)
-    train, val, names = _open_tables(config, target, open_splits(config))
+    splits = open_splits(config, target)
+    train, val, names, val_split = _open_tables(config, target, splits.by_name)
     for source in (train, val):
         check_labels(source, len(names))
-    return Data(train, val, names, _channels(train), _describe(config.source, len(train), len(val), names))
+    return Data(
+        train,
+        val,
+        names,
+        _channels(train),
+        _describe(config.source, len(train), len(val), names),
+        {"split": _describe_split(config, val_split, names)} | describe_sizes(train.labels, names),
+        splits.notes,
+        class_notes(train.labels, val.labels, names, config, is_held_out=val_split is None),
+        None if config.balance else imbalance_note(train.labels, names, config),
+    )
 
 
 def check_labels(source: ImageSource, num_classes: int) -> None:
@@ -91,16 +121,17 @@ def check_labels(source: ImageSource, num_classes: int) -> None:
 
 def _open_tables(
     config: DataConfig, target: Target, splits: Mapping[str, Any]
-) -> tuple[Source, Source, tuple[str, ...]]:
-    train_set, val_set = pick_splits(config, splits)
+) -> tuple[Source, Source, tuple[str, ...], str | None]:
+    """Return the training and validation images, the class names, and the validation split; None if held out."""
+    train_set, val_set, val_split = pick_splits(config, splits)
     names = target.class_names(train_set, target.find(train_set.features, config), config)
     train = _as_source(train_set, config, target, names, config.train_split)
     if val_set is not None:
-        return train, _as_source(val_set, config, target, names, config.val_split or "validation"), names
+        return train, _as_source(val_set, config, target, names, val_split), names, val_split
     if len(train) < 2:
         raise UserError(f"data.source: {train.name} has {len(train)} images; at least 2 are needed to hold one out")
     held_out = hold_out(train, config.val_fraction)
-    return train.subset(np.flatnonzero(~held_out)), train.subset(np.flatnonzero(held_out)), names
+    return train.subset(np.flatnonzero(~held_out)), train.subset(np.flatnonzero(held_out)), names, None
 
 
 def _as_source(dataset: Any, config: DataConfig, target: Target, names: tuple[str, ...], split: str) -> Source:
@@ -134,6 +165,13 @@ def _channels(source: Source) -> int:
 
 def _describe(source: str, train: int, val: int, names: tuple[str, ...]) -> str:
     return f"{source} ({train:,} training images, {val:,} validation images{_classes(names)})"
+
+
+def _describe_split(config: DataConfig, val_split: str | None, names: tuple[str, ...]) -> str:
+    if val_split is not None:
+        return f"{config.train_split} (training), {val_split} (validation)"
+    each = " of each class" if names else ""
+    return f"{100 * config.val_fraction:.3g}%{each} of {config.train_split} held out for validation"
 
 
 def _classes(names: tuple[str, ...]) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from vit_scale import gpu
 from vit_scale.config import AugmentConfig
 
 # Separates these draws from other uses of (seed, step).
@@ -81,11 +82,7 @@ def _own_weight(plan: MixPlan, images: torch.Tensor, patch: tuple[int, int]) -> 
 
 
 def _to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if device.type == "cuda":
-        # From pinned memory the copy does not block the host.
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+    return gpu.upload(torch.from_numpy(np.ascontiguousarray(array)), device)
 
 
 def cutmix_boxes(

@@ -14,6 +14,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from vit_scale.data.class_balance import ClassBalance
+
 Ints = npt.NDArray[np.int64]
 
 # Copies of an image under repeated augmentation are spread over blocks of this many images, so that neighbors (which
@@ -35,13 +37,15 @@ class TrainIndices:
     images: int
     """Images of the source; not used for streams."""
     repeats: int = 1
+    balance: ClassBalance | None = None
+    """Draw classes evenly (`data.balance`)."""
 
     def __len__(self) -> int:
         return (self.end_step - self.start_step) * (self.global_batch // self.world // self.micro_batch)
 
     def __iter__(self) -> Iterator[tuple[Ints, Ints]]:
         for positions in self.positions():
-            yield positions, sample_index(self.seed, positions, self.images, self.repeats)
+            yield positions, sample_index(self.seed, positions, self.images, self.repeats, self.balance)
 
     def positions(self) -> Iterator[Ints]:
         """Yield the global positions of each micro-batch."""
@@ -68,19 +72,24 @@ class EvalIndices:
         return iter(padded.reshape(len(self), self.world, self.batch)[:, self.rank])
 
 
-def sample_index(seed: int, positions: npt.ArrayLike, n: int, repeats: int = 1) -> Ints:
+def sample_index(
+    seed: int, positions: npt.ArrayLike, n: int, repeats: int = 1, balance: ClassBalance | None = None
+) -> Ints:
     """Return the image index at each global position. Without repeats every epoch of `n` positions has each image once.
 
-    With repeats (DeiT's repeated augmentation) an epoch of `n` positions has `n / repeats` images, each repeated.
+    With repeats (DeiT's repeated augmentation) an epoch of `n` positions has `n / repeats` images, each repeated. With
+    `balance` an epoch of as many images has each class equally often.
     """
     positions = np.asarray(positions, dtype=np.int64)
     epochs, places = np.divmod(np.atleast_1d(positions), n)
     if repeats > 1:
         places = _repeated_place(places, repeats) % n
     index = np.empty_like(places)
+    drawn = min(n, -(-n // (_REPEAT_BLOCK * repeats)) * _REPEAT_BLOCK) if repeats > 1 else n
     for epoch in np.unique(epochs):
         here = epochs == epoch
-        index[here] = _epoch_order(seed, int(epoch), n)[places[here]]
+        order = balance.epoch_order(seed, int(epoch), drawn) if balance else _epoch_order(seed, int(epoch), n)
+        index[here] = order[places[here]]
     return index.reshape(positions.shape)
 
 

@@ -62,7 +62,7 @@ class MaskTarget:
     def read(self, row: Mapping[str, Any], columns: Columns) -> Any:
         """Return the mask as stored: bytes or a path."""
         stored = row[columns.names[0]]
-        return stored if stored is None or stored["bytes"] is None else stored["bytes"]
+        return stored if stored is None else stored["bytes"] if stored["bytes"] is not None else stored["path"]
 
     def move(self, value: Any, geometry: Geometry) -> npt.NDArray[np.uint8]:
         """Decode the mask and move it, taking the nearest pixel, so that no class is invented at an edge."""

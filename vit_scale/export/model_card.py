@@ -119,7 +119,7 @@ def _results(run: LoadedRun) -> str:
         f"| {metric.heading}, {weights} | {metric.text(run.record[key])} |"
         for kind, weights in kinds.items()
         for metric in run.task.metrics
-        if isinstance(run.record.get(key := f"{kind}/{metric.name}"), int | float)
+        if metric.shown and isinstance(run.record.get(key := f"{kind}/{metric.name}"), int | float)
     ]
     if not rows:
         return "Not evaluated yet."

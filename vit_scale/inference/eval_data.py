@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,12 +11,13 @@ import torch
 from vit_scale.config import DataConfig
 from vit_scale.data.batch import ImageSource
 from vit_scale.data.data import check_labels, open_data
+from vit_scale.data.eval_images import limit_images
 from vit_scale.data.sources.splits import open_splits
+from vit_scale.data.targets import Target
 from vit_scale.errors import UserError
+from vit_scale.format import some
 from vit_scale.inference.loaded_run import LoadedRun
 from vit_scale.tasks.classify.classification import Classification
-
-_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class EvalData:
     split: str
     description: str
     """One line for the terminal."""
+    notes: tuple[str, ...] = ()
+    """Files that are not read, for the user."""
 
 
 def open_eval_data(loaded: LoadedRun, data: str | None, split: str | None) -> EvalData:
@@ -35,31 +39,36 @@ def open_eval_data(loaded: LoadedRun, data: str | None, split: str | None) -> Ev
     The images come with the targets of the run's task.
     """
     config, options = loaded.config, loaded.config.data
+    target = loaded.task.make_target(config)
     splits: tuple[str, ...] = ()
     if data is not None:
-        options, splits = _other_source(options, data)
+        options, splits = _other_source(options, data, target)
     if split not in (None, "train", "val"):
         options = replace(options, val_split=split)
     elif len(splits) == 1:
         # Evaluate on all images of a single directory; nothing is held out of it.
         split = splits[0]
         options = replace(options, train_split=split, val_split=split)
-    opened = open_data(options, loaded.task.make_target(config), seed=config.run.seed)
-    source = opened.train if split == "train" else opened.val
+    opened = open_data(options, target, seed=config.run.seed)
+    source = limit_images(opened.train if split == "train" else opened.val, config.run.eval_images)
     # Not the description of both splits: a single directory is both.
     classes = f", {opened.num_classes:,} classes" if opened.class_names else ""
-    return EvalData(source, opened.class_names, split or "val", f"{options.source}, {split or 'val'}{classes}")
+    description = f"{options.source}, {split or 'val'}{classes}"
+    return EvalData(source, opened.class_names, split or "val", description, opened.file_notes)
 
 
-def _other_source(options: DataConfig, source: str) -> tuple[DataConfig, tuple[str, ...]]:
+def _other_source(options: DataConfig, source: str, target: Target) -> tuple[DataConfig, tuple[str, ...]]:
     """Return options for another source, and the names of its splits.
 
-    The configuration and the splits of the run's source do not apply. Its columns do, if the other source has them.
+    The configuration and the splits of the run's source do not apply. Its columns and its table of labels do, if the
+    other source has them.
     """
     options = replace(options, source=source, name=None, train_split="train", val_split=None, streaming=False)
+    if options.labels is not None and not (Path(source).expanduser() / options.labels).is_file():
+        options = replace(options, labels=None)
     if source == "synthetic":
         return options, ()
-    splits = open_splits(options)
+    splits = open_splits(options, target).by_name
     found = {column for dataset in splits.values() for column in dataset.features}
     columns = {field.name: getattr(options, field.name) for field in fields(options) if field.name.endswith("_column")}
     missing: dict[str, Any] = {option: None for option, column in columns.items() if column not in found}
@@ -101,8 +110,8 @@ def match_classes(
     unknown = [name for name in data_names if name not in index]
     if unknown:
         raise UserError(
-            f"the data has classes that the model does not have: {_some(unknown)}; "
-            f"classes of the model: {_some(model_names)}.\n"
+            f"the data has classes that the model does not have: {some(unknown)}; "
+            f"classes of the model: {some(model_names)}.\n"
             "If they are the same classes in the same order under other names, add --match-by-index."
         )
     return torch.tensor([index[name] for name in data_names])
@@ -111,8 +120,3 @@ def match_classes(
 def _has_names(names: tuple[str, ...]) -> bool:
     """Return whether these are names, not the numbers 0, 1, 2, ... of a dataset without names."""
     return names != tuple(map(str, range(len(names))))
-
-
-def _some(names: tuple[str, ...] | list[str]) -> str:
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

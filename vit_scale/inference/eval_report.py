@@ -66,7 +66,11 @@ def print_evaluation(evaluation: Evaluation, about: dict[str, str]) -> None:
     console = make_console()
     rows = {
         **about,
-        **{metric.label: _precise(metric, evaluation.metrics[metric.name]) for metric in evaluation.task_metrics},
+        **{
+            metric.label: _precise(metric, evaluation.metrics[metric.name])
+            for metric in evaluation.task_metrics
+            if metric.shown
+        },
         **evaluation.notes,
         "speed": f"{evaluation.images_per_second:,.1f} images/s, including data loading",
     }

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Literal
@@ -22,15 +21,18 @@ from vit_scale.errors import UserError
 from vit_scale.inference.eval_data import EvalData
 from vit_scale.inference.eval_report import Evaluation, ReportShow
 from vit_scale.inference.loaded_run import LoadedRun
+from vit_scale.record.terminal import Terminal
 from vit_scale.schedule import DEFAULT_MICRO_BATCH
 from vit_scale.strategies.precision import resolve_precision
-from vit_scale.strategies.processes import Processes
+from vit_scale.strategies.processes import Processes, own_cores
 from vit_scale.tasks.evaluate import evaluate
 from vit_scale.tasks.task import sum_over_ranks
 
 
-def evaluate_run(loaded: LoadedRun, data: EvalData, relabel: torch.Tensor | None, processes: Processes) -> Evaluation:
-    """Evaluate each image once over all processes, with a progress bar on the terminal of the main process.
+def evaluate_run(
+    loaded: LoadedRun, data: EvalData, relabel: torch.Tensor | None, processes: Processes, terminal: Terminal
+) -> Evaluation:
+    """Evaluate each image once over all processes; `terminal` shows the progress.
 
     `relabel` maps labels of the data to classes of the model.
     """
@@ -43,11 +45,11 @@ def evaluate_run(loaded: LoadedRun, data: EvalData, relabel: torch.Tensor | None
     started = perf_counter()
     try:
         with (
-            _progress(loader, enabled=processes.is_main) as advance,
+            terminal.phase("Evaluating, batch", loader.count()) as phase,
             torch.autocast(device.type, half, enabled=precision != "fp32"),
         ):
             batches = _Batches(loader, relabel, torch.zeros(1, dtype=torch.int64, device=device))
-            evaluator = evaluate(task, model, batches, inspect=True, advance=advance)
+            evaluator = evaluate(task, model, batches, inspect=True, advance=phase.advance)
             metrics, images = evaluator.metrics(), int(sum_over_ranks(batches.images))
             seconds = perf_counter() - started
             show = ReportShow(model, enabled=processes.is_main)
@@ -88,7 +90,7 @@ def _precision(requested: Precision | Literal["auto"], device: torch.device) -> 
 def _open_loader(loaded: LoadedRun, data: EvalData, processes: Processes) -> EvalLoader:
     config, device = loaded.config, processes.device
     batch = DEFAULT_MICRO_BATCH[device.type] if config.batch.eval == "auto" else config.batch.eval
-    workers = choose_workers(config.data, processes.here, data.source)
+    workers = choose_workers(config.data, own_cores(), data.source)
     return EvalLoader(
         data.source,
         EvalTransform(config.augment, loaded.backbone.img_size),
@@ -96,23 +98,3 @@ def _open_loader(loaded: LoadedRun, data: EvalData, processes: Processes) -> Eva
         loaded.task.make_target(config),
         Loading(loaded.task.in_chans, config.data.on_error, workers),
     )
-
-
-@contextmanager
-def _progress(loader: EvalLoader, *, enabled: bool) -> Iterator[Callable[[], None]]:
-    """Show a transient progress bar on a terminal; yields the function to call after each batch."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not (enabled and console.is_terminal):
-        yield lambda: None
-        return
-    try:
-        total = len(loader)
-    except TypeError:  # the length of a stream is unknown
-        total = None
-    columns = ("evaluating, batch", MofNCompleteColumn(), BarColumn(24), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)

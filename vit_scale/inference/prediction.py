@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from vit_scale.data.images.decode import UnreadableImage
-from vit_scale.data.sources.splits import IMAGE_SUFFIXES
+from vit_scale.data.images.file_types import UNSUPPORTED_SUFFIXES
+from vit_scale.data.sources.scan import scan_directory
 from vit_scale.errors import UserError
 from vit_scale.inference.loaded_run import LoadedRun
 from vit_scale.tasks.classify.classification import Classification
@@ -48,7 +49,10 @@ def find_images(patterns: Sequence[str]) -> list[Path]:
     for pattern in patterns:
         path = Path(pattern)
         if path.is_dir():
-            files = sorted(each for each in path.rglob("*") if each.suffix.lower() in IMAGE_SUFFIXES)
+            scan = scan_directory(str(path))
+            # Formats that cannot be read are included, so that each is reported.
+            unsupported = [each for each, reason in scan.unreadable if reason in UNSUPPORTED_SUFFIXES]
+            files = sorted(path / each for each in (*scan.paths(), *unsupported))
         elif path.exists():
             files = [path]
         else:

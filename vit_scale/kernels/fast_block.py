@@ -19,8 +19,13 @@ from vit_scale.kernels.residual import add_branch_
 from vit_scale.kernels.watch import call
 
 
-def forward(block: Any, x_BND: Tensor, keep_BN: Tensor | None, shortcut: Shortcut) -> Tensor:
-    """Compute `block` for all tokens, or return only the leading `shortcut.tokens`, which still attend to all."""
+def forward(
+    block: Any, x_BND: Tensor, keep_BN: Tensor | None, shortcut: Shortcut, draws: tuple[Any, Any] = (None, None)
+) -> Tensor:
+    """Compute `block` for all tokens, or return only the leading `shortcut.tokens`, which still attend to all.
+
+    `draws`: those of stochastic depth; None: each branch draws its own.
+    """
     hooked = shortcut.hooked
     attention, mlp = partial(attention_forward, shortcut=shortcut), partial(mlp_forward, hooked=hooked)
 
@@ -30,9 +35,11 @@ def forward(block: Any, x_BND: Tensor, keep_BN: Tensor | None, shortcut: Shortcu
     def mlp_branch(x_BND: Tensor) -> Tensor:
         return block.ls2(call(block.mlp, mlp, block.norm2(x_BND), hooked=hooked))
 
-    x_BND = call(block.drop_path1, add_branch_, x_BND, attention_branch, keep_BN, hooked=hooked)
+    add_attention = partial(add_branch_, draw=draws[0])
+    x_BND = call(block.drop_path1, add_attention, x_BND, attention_branch, keep_BN, hooked=hooked)
     # Only this block refers to the first sum, so the second one may overwrite it.
-    return call(block.drop_path2, partial(add_branch_, overwrite_x=True), x_BND, mlp_branch, hooked=hooked)
+    add_mlp = partial(add_branch_, draw=draws[1], overwrite_x=True)
+    return call(block.drop_path2, add_mlp, x_BND, mlp_branch, hooked=hooked)
 
 
 def attention_forward(attn: Any, x_BND: Tensor, keep_BN: Tensor | None, *, shortcut: Shortcut) -> Tensor:
@@ -81,7 +88,8 @@ def mlp_forward(mlp: Any, x_BND: Tensor, *, hooked: bool) -> Tensor:
 
 
 def _linear(layer: nn.Linear, x: Tensor, *, hooked: bool) -> Tensor:
-    return call(layer, _onednn_linear, x, hooked=hooked)
+    # A strategy may have replaced the layer.
+    return call(layer, _onednn_linear if type(layer) is nn.Linear else type(layer).forward, x, hooked=hooked)
 
 
 def _onednn_linear(layer: nn.Linear, x: Tensor) -> Tensor:

@@ -13,7 +13,12 @@ from torch import Tensor
 
 
 def add_branch_(
-    drop_path: Any, x_BND: Tensor, branch: Callable[..., Tensor], *per_sample: Tensor | None, overwrite_x: bool = False
+    drop_path: Any,
+    x_BND: Tensor,
+    branch: Callable[..., Tensor],
+    *per_sample: Tensor | None,
+    draw: Any = None,
+    overwrite_x: bool = False,
 ) -> Tensor:
     """Return `x + branch(x)` as the module `drop_path` does, with the same random draws.
 
@@ -21,8 +26,11 @@ def add_branch_(
     need it for the backward pass. With `overwrite_x`, stochastic depth overwrites x instead: only for an x that
     neither autograd, nor activation checkpointing, nor the caller refers to.
 
-    The branch may return the leading tokens only; the sum then has no others.
+    The branch may return the leading tokens only; the sum then has no others. `draw`: of a compiled block, which
+    overwrites nothing.
     """
+    if draw is not None:
+        return drop_path.add_drawn(draw, x_BND, branch, *per_sample)
     if drop_path.training and drop_path.rate and drop_path.mode == "skip":
         return _add_kept_samples_(drop_path, x_BND, branch, *per_sample, overwrite_x=overwrite_x)
     y_BND = branch(x_BND, *per_sample)

@@ -26,6 +26,13 @@ def remember_types(model: nn.Module) -> None:
     vars(model)["built_types"] = tuple(type(module) for module in _submodules(model))
 
 
+def accept_type(model: nn.Module, old: type, new: type) -> None:
+    """Accept that a strategy has replaced all layers of type `old` in `model`: they do not prevent shortcuts."""
+    for module in model.modules():
+        if "built_types" in vars(module):
+            vars(module)["built_types"] = tuple(new if kind is old else kind for kind in vars(module)["built_types"])
+
+
 def find_shortcut(model: nn.Module) -> Shortcut | None:
     """Return a shortcut if only the strategy's hooks, or none at all, observe the submodules of `model`.
 

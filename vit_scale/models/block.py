@@ -10,10 +10,13 @@ from torch import Tensor, nn
 
 from vit_scale.kernels import Shortcut, fast_block
 from vit_scale.models.attention import NORM_EPS, Attention, Kernel
-from vit_scale.models.drop_path import DropPath
+from vit_scale.models.drop_path import Draw, DropPath
 from vit_scale.models.mlp import Mlp, SwiGlu
 from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding
 from vit_scale.models.variants import Variant
+
+Draws = tuple[Draw | None, Draw | None]
+"""Of stochastic depth in attention and in the MLP."""
 
 
 class LayerScale(nn.Module):
@@ -65,17 +68,30 @@ class Block(nn.Module):
         self.ls2 = _layer_scale(variant)
         self.drop_path2 = DropPath(drop_path, drop_path_mode)
 
-    def forward(self, x_BND: Tensor, keep_BN: Tensor | None = None, shortcut: Shortcut | None = None) -> Tensor:
+    def forward(
+        self,
+        x_BND: Tensor,
+        keep_BN: Tensor | None = None,
+        shortcut: Shortcut | None = None,
+        draws: Draws = (None, None),
+    ) -> Tensor:
         """Apply attention and MLP.
 
         `keep_BN`: indices of the tokens that patch dropout kept, for position embeddings inside attention.
         `shortcut`: how to compute the same faster; None: by the plain code.
+        `draws`: those of stochastic depth; None: each branch draws its own.
         """
         if shortcut is not None:
-            return fast_block.forward(self, x_BND, keep_BN, shortcut)
+            return fast_block.forward(self, x_BND, keep_BN, shortcut, draws)
         kept = () if keep_BN is None else (keep_BN,)
-        x_BND = self.drop_path1(x_BND, self._attention_branch, *kept)
-        return self.drop_path2(x_BND, self._mlp_branch)
+        x_BND = self.drop_path1(x_BND, self._attention_branch, *kept, draw=draws[0])
+        return self.drop_path2(x_BND, self._mlp_branch, draw=draws[1])
+
+    def draw(self, x_BND: Tensor) -> Draws:
+        """Return draws for `forward` if the block is compiled: blocks of any drop rate then share its graph."""
+        if self._compiled_call_impl is None:
+            return None, None
+        return self.drop_path1.draw(x_BND), self.drop_path2.draw(x_BND)
 
     def _attention_branch(self, x_BND: Tensor, *kept: Tensor) -> Tensor:
         return self.ls1(self.attn(self.norm1(x_BND), *kept))

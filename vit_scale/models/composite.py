@@ -41,6 +41,10 @@ class Composite(nn.Module):
         return self.backbone.patch_size
 
     @property
+    def frozen_layers(self) -> int:
+        return self.backbone.frozen_layers
+
+    @property
     def num_layers(self) -> int:
         return self.backbone.num_layers
 

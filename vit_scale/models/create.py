@@ -15,6 +15,7 @@ from vit_scale.models.attention import check_attention_kernel
 from vit_scale.models.timm_models import create_timm_model
 from vit_scale.models.variants import TIMM_PREFIX, Variant, resolve_variant
 from vit_scale.models.vit import VisionTransformer
+from vit_scale.models.weights.freeze import freeze
 from vit_scale.models.weights.init import init_weights
 from vit_scale.models.weights.load import load_weights
 
@@ -64,6 +65,12 @@ def with_data_sizes(config: ModelConfig, *, num_classes: int, in_chans: int) -> 
 
 def construct_model(config: ModelConfig) -> nn.Module:
     """Construct the modules of a model; `init_weights` initializes them. timm models initialize themselves."""
+    model = _construct_unfrozen(config)
+    freeze(model, config.freeze)
+    return model
+
+
+def _construct_unfrozen(config: ModelConfig) -> nn.Module:
     if config.name.startswith(TIMM_PREFIX):
         return create_timm_model(config)
     variant = resolve_variant(config)

@@ -21,6 +21,8 @@ class ImageModel(nn.Module):
     patch_size: tuple[int, int] | None
     num_layers: int
     """Number of values of `layer_id`; the head has the last one."""
+    frozen_layers: int
+    """Leading layers that are not trained; `num_layers`: everything except the head (weights/freeze.py)."""
 
     def forward(self, x_BCHW: Tensor) -> Any:
         raise NotImplementedError

@@ -15,6 +15,7 @@ from vit_scale.config import ModelConfig
 from vit_scale.errors import UserError
 from vit_scale.models.interface import full_shape
 from vit_scale.models.variants import TIMM_PREFIX, Variant, check_model_name
+from vit_scale.models.weights.freeze import keep_frozen_in_eval
 
 # Ours on the left, timm's on the right. `dropout` is timm's --drop: before the head, in some models also inside.
 _PASSED_ON = {
@@ -24,7 +25,7 @@ _PASSED_ON = {
     "patch_dropout": "patch_drop_rate",
     "patch_size": "patch_size",
 }
-_READ_ELSEWHERE = {"name", "weights", "num_classes", "in_chans", "img_size"}
+_READ_ELSEWHERE = {"name", "weights", "freeze", "num_classes", "in_chans", "img_size"}
 # Values of our options that describe what timm does anyway.
 _HARMLESS = {"drop_path_mode": ("mask",), "init": ("timm",)}
 
@@ -103,7 +104,14 @@ class TimmModel:
     img_size: tuple[int, int]
     embed_dim: int
     patch_size: tuple[int, int] | None
+    frozen_layers: int
     _layer_ids: dict[str, int]
+
+    def train(self, mode: bool = True) -> Any:
+        """Set training mode, except of frozen parts."""
+        super().train(mode)  # type: ignore[misc]
+        keep_frozen_in_eval(self)
+        return self
 
     @property
     def num_layers(self) -> int:
@@ -125,7 +133,8 @@ class TimmModel:
         if mode == "selective":
             raise UserError("parallel.activation_checkpointing = selective: timm models support only none and full.")
         try:
-            self.set_grad_checkpointing(mode == "full")  # type: ignore[attr-defined]
+            has_backward_pass = self.frozen_layers < self.num_layers
+            self.set_grad_checkpointing(mode == "full" and has_backward_pass)  # type: ignore[attr-defined]
         except (AssertionError, AttributeError) as error:
             if mode == "full":
                 raise UserError(
@@ -154,6 +163,7 @@ def _adapt(model: nn.Module, timm_name: str, options: dict[str, Any], *, img_siz
         img_size=img_size or tuple(published.get("input_size", (3, 224, 224))[1:]),
         patch_size=_patch_size(model),
         _layer_ids=layer_ids,
+        frozen_layers=0,
     )
     if not hasattr(model, "embed_dim"):
         model.__dict__["embed_dim"] = model.num_features

@@ -23,6 +23,7 @@ from vit_scale.models.interface import full_shape
 from vit_scale.models.patch_embed import PatchEmbed
 from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding, RowColumnEmbedding, sincos_2d
 from vit_scale.models.variants import Pool, Variant
+from vit_scale.models.weights.freeze import keep_frozen_in_eval
 from vit_scale.models.weights.init import is_token_or_position
 from vit_scale.models.weights.resample import resample_positions
 
@@ -53,6 +54,7 @@ class VisionTransformer(nn.Module):
         self.num_prefix_tokens = variant.num_prefix_tokens
         self.patch_dropout = patch_dropout
         self.kernel = kernel
+        self.frozen_layers = 0
         self.distilled_training = False
         self.activation_checkpointing: Literal["none", "selective", "full"] = "none"
 
@@ -136,6 +138,12 @@ class VisionTransformer(nn.Module):
 
     # -- training ------------------------------------------------------------------------------------------------
 
+    def train(self, mode: bool = True) -> Any:
+        """Set training mode, except of frozen parts."""
+        super().train(mode)
+        keep_frozen_in_eval(self)
+        return self
+
     @property
     def num_layers(self) -> int:
         """Return the number of layers for layer-wise learning rates: the embedding, every block, the head."""
@@ -167,12 +175,11 @@ class VisionTransformer(nn.Module):
     def compile_blocks(self, **options: Any) -> None:
         """Compile each block in place, with options of torch.compile; parameter names do not change.
 
-        Equal blocks share their compiled code, except the last, which may compute fewer tokens. Blocks with different
-        drop rates cannot, and together would exceed torch's recompilation limit, so each then has a separate cache.
+        Equal blocks share their compiled code, except the last, which may compute fewer tokens. Different drop rates
+        make no difference (`DropPath.draw`), except that a rate of 0 has simpler code.
         """
-        different = len({block.drop_path1.rate for block in self.blocks if isinstance(block, Block)}) > 1
         for block in self.blocks:
-            block.compile(isolate_recompiles=different, **options)
+            block.compile(**options)
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
@@ -233,9 +240,12 @@ class VisionTransformer(nn.Module):
     ) -> Tensor:
         mode = self.activation_checkpointing
         recompute = mode == "full" or (mode == "selective" and index % 2 == 0)
+        draws = block.draw(x_BND) if isinstance(block, Block) else (None, None)
         # A hook on a block, or a module in place of one, gets the tokens only, as in timm.
-        inputs = (x_BND,) if keep_BN is None and shortcut is None else (x_BND, keep_BN, shortcut)
-        if recompute and self.training and torch.is_grad_enabled():
+        inputs: tuple[Any, ...] = (x_BND,) if keep_BN is None and shortcut is None else (x_BND, keep_BN, shortcut)
+        if draws != (None, None):
+            inputs = (x_BND, keep_BN, shortcut, draws)
+        if recompute and block.training and torch.is_grad_enabled():  # A frozen block is never in training mode.
             return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=True)
         return block(*inputs)
 

@@ -67,7 +67,7 @@ def _best_of(results: list[tuple[float, PageRun]]) -> str:
 def status(run: PageRun) -> str:
     """Return `finished`, or the progress and the time of the last write."""
     if run.finished:
-        return "finished"
+        return f"stopped early: {progress(run)}" if run.summary.get("stopped_early") else "finished"
     written = max(
         path.stat().st_mtime for path in (run.folder / "config.yaml", run.folder / "metrics.jsonl") if path.exists()
     )
@@ -108,7 +108,10 @@ def _model(run: PageRun) -> HeadlineStat | None:
     params, macs = _number(run, "params"), _number(run, "macs")
     if params is None:
         return None
-    return HeadlineStat("Parameters", amount(params), f"{amount(macs)}MACs per image" if macs else "")
+    trained = _number(run, "params_trained")
+    details = [f"{amount(trained)} trained"] if trained is not None and trained != params else []
+    details += [f"{amount(macs)}MACs per image"] if macs else []
+    return HeadlineStat("Parameters", amount(params), ", ".join(details))
 
 
 def _time(run: PageRun) -> HeadlineStat | None:

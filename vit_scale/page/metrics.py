@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,19 @@ def _training_seconds(metrics: Metrics) -> dict[int, float]:
             before = images
         seconds[step] = elapsed
     return seconds if speeds else {}
+
+
+def interpolate(known: Mapping[int, float], step: int) -> float | None:
+    """Return the value at `step` between the known steps, which ascend, and zero at step 0; None after the last."""
+    if step in known:
+        return known[step]
+    steps = list(known)
+    after = bisect_left(steps, step)
+    if after == len(steps):
+        return None
+    low = steps[after - 1] if after else 0
+    start = known[low] if after else 0.0
+    return start + (known[steps[after]] - start) * (step - low) / (steps[after] - low)
 
 
 def downsample(values: Sequence[Value], most: int = MAX_POINTS) -> list[int]:

@@ -27,6 +27,11 @@ IMAGES = {
 }
 
 
+def is_shown(metric: str, classes: int) -> bool:
+    """Return whether a metric whose run did not record it means something: top-5 of up to five classes is 100%."""
+    return metric != "top5" or not 0 < classes <= 5
+
+
 def read_confusion(path: Path) -> dict[str, Any]:
     """Convert a confusion.json to the content of a tables/NAME.json; empty if there is no valid one."""
     try:

@@ -1,23 +1,24 @@
-"""Render the page: one self-contained HTML file that includes plotly's script and all images."""
+"""Render the page: one self-contained HTML file that includes its script and all images."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from vit_scale.charts.figures import matrix_figure
+from vit_scale.charts.html import render
 from vit_scale.errors import UserError
 from vit_scale.files import write_text
 from vit_scale.format import date
 from vit_scale.page import headline, options
-from vit_scale.page.curves import AXES, curve_figure, first_smoothing, legend, panels_with_data
+from vit_scale.page.curves import AXES, curve_figure, describe, first_smoothing
 from vit_scale.page.metrics import MAX_POINTS
 from vit_scale.page.next_commands import commands
+from vit_scale.page.panels import Group, groups_with_data, legend, missing
 from vit_scale.page.runs import PageRun
-from vit_scale.page.tables import MAX_ROWS, largest_errors, matrix_figure, numeric_columns
+from vit_scale.page.tables import MAX_ROWS, is_drawn, largest_errors, numeric_columns
 from vit_scale.tasks.results import Table
 
 
@@ -32,29 +33,24 @@ def write_page(runs: Sequence[PageRun], out: Path) -> None:
 
 def render_page(runs: Sequence[PageRun]) -> str:
     """Return the page as text."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from plotly.offline import get_plotlyjs
-
-    # Autoescape: class names, options and directory names are foreign data and may contain HTML.
-    environment = Environment(
-        loader=PackageLoader("vit_scale.page", "assets"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    rows = options.option_rows(runs)
-    return environment.get_template("page.html").render(
+    rows, groups = options.option_rows(runs), groups_with_data(runs)
+    return render(
+        "vit_scale.page",
+        "page.html",
+        _figures(runs, groups),
         runs=runs,
         headline=headline,
         commands=commands,
-        groups=panels_with_data(runs),
+        groups=groups,
         legend=legend,
+        describe=describe,
+        missing=missing,
         axes=AXES,
         smoothing=first_smoothing(runs),
         images=by_name(runs, lambda run: {image.name: image for image in run.images}),
         tables=by_name(runs, lambda run: {each.table.name: each for each in run.tables}),
         largest_errors=largest_errors,
+        is_drawn=is_drawn,
         numeric_columns=numeric_columns,
         max_rows=MAX_ROWS,
         table_id=_table_id,
@@ -64,10 +60,6 @@ def render_page(runs: Sequence[PageRun]) -> str:
         downsampled=any(len(curve) > MAX_POINTS for run in runs for curve in run.metrics.curves.values()),
         max_points=MAX_POINTS,
         written=date(time.time()),
-        data=_for_script(_figures(runs)),
-        plotly=get_plotlyjs(),
-        style=_asset("style.css"),
-        script=_asset("page.js"),
     )
 
 
@@ -78,22 +70,12 @@ def by_name(runs: Sequence[PageRun], read: Callable[[PageRun], dict[str, Any]]) 
     return [(i, runs[i], each[name]) for name in names for i, each in enumerate(items) if name in each]
 
 
-def _figures(runs: Sequence[PageRun]) -> dict[str, Any]:
+def _figures(runs: Sequence[PageRun], groups: dict[str, Group]) -> dict[str, Any]:
     """Return the figures by the id of the element in which they are drawn."""
-    curves = {panel.id: curve_figure(panel, runs) for panels in panels_with_data(runs).values() for panel in panels}
-    tables = [(i, each.table) for i, run in enumerate(runs) for each in run.tables]
-    matrices = {_table_id(i, table): matrix_figure(table) for i, table in tables if table.matrix}
-    return {name: json.loads(figure.to_json()) for name, figure in (curves | matrices).items()}
+    curves = {panel.id: curve_figure(panel, runs) for group in groups.values() for panel in group.panels}
+    tables = [(i, each.table) for i, run in enumerate(runs) for each in run.tables if is_drawn(each.table)]
+    return curves | {_table_id(i, table): matrix_figure(table.columns, table.rows) for i, table in tables}
 
 
 def _table_id(run: int, table: Table) -> str:
     return f"table {table.name} of run {run}"
-
-
-def _for_script(value: Any) -> str:
-    """Return JSON for a <script> element, without any `<` that could close it."""
-    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _asset(name: str) -> str:
-    return (resources.files("vit_scale.page") / "assets" / name).read_text(encoding="utf-8")

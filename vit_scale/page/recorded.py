@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_scale.page import old_runs
+from vit_scale.page.embedded import image_url
 from vit_scale.tasks.results import Metric, Table
 
 
@@ -32,7 +32,9 @@ class PageImage:
     title: str
     caption: str
     url: str
-    """The file as a data URL."""
+    """The image as a data URL."""
+    width: int | None
+    """Pixels; None if the file is not a readable image."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +60,18 @@ def read_task(summary: dict[str, Any]) -> PageTask:
     """Return the task that summary.json describes; classification if it was written by an earlier version."""
     task = as_mapping(summary.get("task")) or old_runs.TASK
     metrics = task.get("metrics")
-    found = [_metric(as_mapping(entry)) for entry in metrics] if isinstance(metrics, list) else []
+    classes = summary.get("class_names")
+    count = len(classes) if isinstance(classes, list) else 0
+    found = [_metric(as_mapping(entry), count) for entry in metrics] if isinstance(metrics, list) else []
     known = tuple(metric for metric in found if metric is not None)
     return PageTask(str(task.get("name", "")), known, as_mapping(task.get("facts")))
 
 
-def _metric(entry: dict[str, Any]) -> Metric | None:
+def _metric(entry: dict[str, Any], classes: int) -> Metric | None:
     if not isinstance(entry.get("name"), str):
         return None
-    flags = {name: bool(entry[name]) for name in ("higher", "percent", "brief") if name in entry}
+    flags = {name: bool(entry[name]) for name in ("higher", "percent", "brief", "shown") if name in entry}
+    flags.setdefault("shown", old_runs.is_shown(entry["name"], classes))
     label = str(entry.get("label") or entry["name"])
     return Metric(entry["name"], label, title=str(entry.get("title") or ""), **flags)
 
@@ -82,13 +87,13 @@ def read_images(folder: Path, summary: dict[str, Any]) -> list[PageImage]:
 
 def _image(name: str, path: Path, about: dict[str, Any]) -> PageImage | None:
     try:
-        url = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+        url, width = image_url(path.read_bytes())
     except OSError:
         return None
     parts = [str(about["caption"])] if about.get("caption") else []
     if is_number(about.get("step")):
         parts.append(f"step {about['step']:,}")
-    return PageImage(name, str(about.get("title") or name), ", ".join(parts), url)
+    return PageImage(name, str(about.get("title") or name), ", ".join(parts), url, width)
 
 
 def read_tables(folder: Path, summary: dict[str, Any]) -> list[PageTable]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +9,13 @@ from typing import Any
 
 import yaml
 
-from vit_scale.checkpoints.run_dir import has_run, read_summary
+from vit_scale.charts.figures import COLORS
+from vit_scale.checkpoints.run_dir import has_run, read_summary, runs_of
 from vit_scale.config import with_current_names
 from vit_scale.errors import UserError
 from vit_scale.page.metrics import Metrics, read_metrics
 from vit_scale.page.recorded import PageImage, PageTable, PageTask, as_mapping, read_images, read_tables, read_task
 from vit_scale.recipe import load_recipe
-
-# Readable on white and on black, and distinguishable for color-blind readers in this order.
-COLORS = ("#3d7fe0", "#e6762f", "#25a17c", "#b65fd0", "#d8475f", "#94912c", "#1e9fb4", "#a2704c")
 
 
 @dataclass(frozen=True)
@@ -74,14 +71,11 @@ def _is_recipe(path: Path) -> bool:
 def latest_run(recipe: str, overrides: Sequence[str] = ()) -> Path:
     """Return the directory in which `recipe` was trained last; raises `UserError` if there is none."""
     config = load_recipe(recipe, overrides)
-    stem = Path(recipe).stem
-    numbered = [path for path in Path("runs").glob(f"{glob.escape(stem)}-*") if path.name[len(stem) + 1 :].isdigit()]
-    candidates = [Path(config.run.dir)] if config.run.dir else [Path("runs", stem), *numbered]
-    trained = [folder for folder in candidates if has_run(folder)]
-    if not trained:
-        where = config.run.dir or f"runs/{stem}"
+    trained = [Path(config.run.dir)] if config.run.dir else runs_of(recipe)
+    if not trained or not has_run(trained[0]):
+        where = config.run.dir or f"runs/{Path(recipe).stem}"
         raise UserError(f"{recipe}: no run in {where} yet.\nTrain it first: python launch/train.py {recipe}")
-    return max(trained, key=lambda folder: (folder / "config.yaml").stat().st_mtime)
+    return trained[0]
 
 
 def _no_run(path: Path) -> str:

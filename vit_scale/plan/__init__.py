@@ -1,1 +1,1 @@
-"""Plan a run: time, memory and communication on any number and type of GPUs, without data, devices or disk."""
+"""Plan a run: time, memory and communication on any number and type of GPUs; and write a recipe for a dataset."""

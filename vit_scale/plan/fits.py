@@ -1,8 +1,11 @@
 """Memory per device by part under each strategy, whether it fits, and the micro-batch size that `auto` would choose.
 
 States are counted in cost/memory.py, activations in cost/activations.py. In the backward pass, gradients are allocated
-as activations are freed. So under DDP and ZeRO-1 without gradient accumulation, the peak includes the larger of the
-two; with accumulation, and under ZeRO-2 and -3, which allocate their gradient shards up front, it includes both.
+as activations are freed. So on one device without gradient accumulation, the peak includes the larger of the two; with
+accumulation it includes both, and so it does under DDP and ZeRO-2 and -3, which allocate the memory for gradients once.
+Without accumulation, ZeRO-1 reduces gradients during the backward pass and keeps its shard, as ZeRO-2 does. DDP
+accumulates gradients outside its buckets. An optimizer without a fused kernel needs copies in its step
+(strategies/guarded_step.py).
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from vit_scale.errors import UserError
 from vit_scale.plan.machine import Machine
 from vit_scale.report.model_report import ModelReport
 from vit_scale.schedule import Plan
-from vit_scale.strategies.zero_settings import check_offload
+from vit_scale.strategies.zero_settings import check_compile, check_offload
 from vit_scale.train.micro_batch import DoesNotFit, choose_micro_batch
 from vit_scale.train.optim.optimizer import check_optimizer
 
@@ -48,6 +51,8 @@ class MemoryModel:
     activations: Activations
     machine: Machine
     offload: str
+    undoes_steps: bool = False
+    """Whether DDP and a single process copy weights and optimizer state in each step, to undo it."""
 
     def footprint(self, strategy: Strategy, micro_batch: int, accumulation: int) -> Footprint:
         """Return the peak memory of a step."""
@@ -55,9 +60,18 @@ class MemoryModel:
         for part in _offloaded(strategy, self.offload):
             host += states[part]
             states[part] = 0
+        if strategy == "zero1" and accumulation == 1:
+            states["gradients"] = self.states["zero2"]["gradients"]
         saved = micro_batch * sum(self.activations.by_part.values())
-        overlap = min(saved, states["gradients"]) if strategy in ("ddp", "zero1") and accumulation == 1 else 0
+        has_buckets = strategy == "ddp" and self.machine.devices > 1
+        if has_buckets and accumulation > 1:
+            states["buffers"] += states["gradients"]
+        overlaps = strategy == "ddp" and not has_buckets
+        overlap = min(saved, states["gradients"]) if overlaps and accumulation == 1 else 0
         parts = {**states, "activations": micro_batch * self.activations.total, "context": self._context()}
+        if self.undoes_steps and strategy == "ddp":
+            copies = states["gradients"] + states["optimizer"]  # Weights in fp32 are as large as gradients.
+            parts["undo"] = max(0, copies - parts["activations"])  # Activations are freed by then.
         return Footprint(parts, overlap, host)
 
     def _context(self) -> int:
@@ -83,7 +97,9 @@ class MemoryModel:
 
 def memory_model(report: ModelReport, machine: Machine, config: Config) -> MemoryModel:
     """Build the memory model from `report`, which must not include a batch."""
-    return MemoryModel(report.memory, report.activations, machine, config.parallel.offload)
+    has_loss_scaler = machine.precision(config.parallel.precision) == "fp16"
+    undoes_steps = machine.device == "cuda" and config.optim.name != "adamw" and not has_loss_scaler
+    return MemoryModel(report.memory, report.activations, machine, config.parallel.offload, undoes_steps)
 
 
 def unsupported_reason(config: Config, strategy: Strategy) -> str | None:
@@ -96,6 +112,10 @@ def unsupported_reason(config: Config, strategy: Strategy) -> str | None:
         check_offload(config.parallel.offload, strategy)
     except UserError:
         return "no offload"
+    try:
+        check_compile(config.parallel.compile, strategy)
+    except UserError:
+        return "no compile"
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from math import ceil
 
 from rich.console import Console
 from rich.table import Table
@@ -11,16 +12,25 @@ from rich.text import Text
 from vit_scale.config import Strategy
 from vit_scale.cost.strategy_names import LABELS, format_strategy
 from vit_scale.format import duration, memory_size, significant
+from vit_scale.plan.data_size import DataSize
 from vit_scale.plan.lr_plot import BLOCKS, plot_learning_rate
 from vit_scale.plan.run_plan import RunPlan, sharding
-from vit_scale.record.header import format_model, format_schedule
+from vit_scale.record.header import format_model, format_schedule, option_rows
 from vit_scale.record.terminal import make_console, make_table
+
+_FOUND = {
+    "counted": "; counted",
+    "dataset card": "; from the dataset card",
+    "--images": "; number of images from --images",
+    "unknown": "; not on this system",
+}
+"""How the size of the data was found, unless it is obvious."""
 
 
 def print_plan(run: RunPlan) -> None:
     """Print the complete plan, about 40 lines."""
     console = make_console()
-    title = f"Plan for {run.recipe} on {run.machine.describe()} (dry run: nothing is read or written)"
+    title = f"Plan for {run.recipe} on {run.machine.describe()} (dry run: nothing is trained or written)"
     console.print(Text(title, "bold"), soft_wrap=True)
     _print_rows(console, _rows(run))
     console.print(Text("\nLearning rate", "bold"))
@@ -50,13 +60,14 @@ def _blocks() -> str:
 
 def _rows(run: RunPlan) -> dict[str, str]:
     config, plan = run.config, run.plan
-    known = f"{run.data.images:,} training images" if run.data.images else "an unknown number of training images"
     auto = ", auto: largest that fits" if config.batch.micro == "auto" and run.machine.device == "cuda" else ""
     rows = {
         "model": format_model(config.model.name, run.report.count),
         "timm check": run.timm.summary(),
         "weights": f"{config.model.weights} (not read in a dry run)" if config.model.weights else "",
-        "data": f"{config.data.source} ({known}, {run.data.classes:,} classes)",
+        "data": f"{config.data.source} ({_format_data(run.data)})",
+        **option_rows(config),
+        "class weights": _class_weights(config.optim.class_weights),
         "batch size": plan.format_batch_size() + auto,
         "schedule": format_schedule(plan),
         "lr": f"initial {run.lr.at(0):.2e}, peak {run.lr.peak:.2e}, final {run.lr.at(plan.steps - 1):.2e}",
@@ -65,6 +76,19 @@ def _rows(run: RunPlan) -> dict[str, str]:
         "note": run.note or "",
     }
     return {name: value for name, value in rows.items() if value}
+
+
+def _class_weights(weights: str | tuple[float, ...] | None) -> str:
+    return f"{min(weights):g} to {max(weights):g}" if isinstance(weights, tuple) else weights or ""
+
+
+def _format_data(data: DataSize) -> str:
+    """`1,281,167 training images, 50,000 validation images, 1,000 classes; from the dataset card`."""
+    images = f"{data.images:,} training images" if data.images else "an unknown number of training images"
+    val = f", {data.val_images:,} validation images" if data.val_images else ""
+    size = f", about {memory_size(data.stored_bytes)}" if data.stored_bytes else ""
+    found = _FOUND.get(data.found, "")
+    return f"{images}{val}, {data.classes:,} classes{size}{found}"
 
 
 def _memory(run: RunPlan) -> Table:
@@ -100,7 +124,10 @@ def _strategies(run: RunPlan) -> Table:
     table = make_table("strategy", "memory", limit, "max micro-batch", "sent per step", "collectives")
     table.columns[-1].justify = "left"
     if run.plan.processes > 1:
-        table.caption = "Bytes sent by each of N processes per step with A accumulation steps, for P parameters."
+        trained = ", T of them trained" if run.report.count.frozen_params else ""
+        table.caption = (
+            f"Bytes sent by each of N processes per step with A accumulation steps, for P parameters{trained}."
+        )
     table.caption_justify = "left"
     for strategy, option in run.options.items():
         mark = "> " if strategy == sharding(run.strategy) else "  "
@@ -124,13 +151,15 @@ def _cost(run: RunPlan) -> dict[str, str]:
     if cost.seconds is None or cost.images_per_second is None or cost.device_hours is None:
         return rows | {"time": f"unknown: peak FLOP/s of {machine.kind} {machine.source}"}
     unit = "GPU" if machine.device == "cuda" else "process"
-    peak = machine.peak_at(run.precision) or 0.0
+    peak = machine.peak_at(run.precision, tf32=run.config.parallel.tf32) or 0.0
     speed = f"{machine.devices:,} x {significant(peak / 1e12, 3)} TFLOP/s ({machine.source}) x {cost.mfu:.2f}"
     each = significant(cost.images_per_second / machine.devices, 3)
+    count = ceil(cost.loading_cores or 0)
+    cores = f", about {count} CPU core{'s' * (count > 1)} each" if machine.device == "cuda" else ""
     hours = f"{significant(cost.device_hours, 3)} {unit}-hours"
     return rows | {
         "throughput": f"{significant(cost.images_per_second, 3)} images/s = {speed} / FLOPs per image",
-        "data loading": f"{each} images/s per {unit} required",
+        "data loading": f"{each} images/s per {unit} required{cores}",
         "time": f"{_long_duration(cost.seconds)}, {hours}; excludes evaluation and checkpointing",
     }
 

@@ -36,6 +36,10 @@ ASSUMED_MFU = {
 }
 # GPUs with a peak FLOP/s below these belong to the first or second row.
 _OLDER, _AMPERE = 200e12, 500e12
+# Seconds of CPU time per image, measured on an AMD EPYC core (docs/benchmarks.md): decoding what a crop of a photograph
+# of 500 pixels needs, everything after that at 224 x 224, and the least for a tiny image.
+_DECODE, _AUGMENT, _LEAST = 0.85e-3, 0.33e-3, 0.05e-3
+_TINY_SIDE = 64
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class Cost:
     device_hours: float | None
     images_per_second: float | None
     """Over all devices."""
+    loading_cores: float | None
+    """CPU cores that each device needs to load that many images."""
 
 
 def run_cost(
@@ -62,7 +68,7 @@ def run_cost(
     count, per_image = report.count, flops_per_image(config, report, plan)
     images = plan.steps * plan.global_batch
     mfu, source = (mfu, "set by --mfu") if mfu is not None else assumed_mfu(machine, count.params, count.macs)
-    peak = machine.peak_at(precision)
+    peak = machine.peak_at(precision, tf32=config.parallel.tf32)
     speed = None if peak is None else machine.devices * peak * mfu
     seconds = None if speed is None else per_image * images / speed
     return Cost(
@@ -74,7 +80,15 @@ def run_cost(
         seconds=seconds,
         device_hours=None if seconds is None else machine.devices * seconds / 3600,
         images_per_second=None if speed is None else speed / per_image,
+        loading_cores=None if speed is None else speed / per_image / machine.devices * loading_seconds(config, report),
     )
+
+
+def loading_seconds(config: Config, report: ModelReport) -> float:
+    """Return the CPU time to load an image at the model's size; with `data.cache` it is decoded already."""
+    height, width = report.image_size
+    decode = 0.0 if config.data.cache == "decoded" or max(height, width) <= _TINY_SIDE else _DECODE
+    return max(_LEAST, decode + _AUGMENT * height * width / 224**2)
 
 
 def flops_per_image(config: Config, report: ModelReport, plan: Plan) -> float:

@@ -16,9 +16,9 @@ from vit_scale.plan.fits import Footprint, memory_model, unsupported_reason
 from vit_scale.plan.machine import Machine
 from vit_scale.plan.run_cost import Cost, run_cost
 from vit_scale.report.model_report import ModelReport, report_on
-from vit_scale.schedule import LearningRate, Plan, learning_rate, make_plan
+from vit_scale.schedule import LearningRate, Plan, learning_rate, make_plan, scaling_note
 from vit_scale.strategies.strategy import deepspeed_settings, resolve_strategy
-from vit_scale.strategies.zero_settings import check_offload
+from vit_scale.strategies.zero_settings import check_compile, check_offload
 from vit_scale.train.optim.optimizer import check_optimizer
 
 
@@ -50,7 +50,7 @@ class RunPlan:
     precision: Precision
     strategy: str
     note: str | None
-    """Message about the launcher's strategy, if it differs from the recipe's."""
+    """Message about the launcher's strategy, if it differs from the recipe's, and about options that were scaled."""
     options: dict[Strategy, Option]
     cost: Cost
     deepspeed: dict[str, Any] | None
@@ -68,6 +68,7 @@ class RunPlan:
             "machine": dataclasses.asdict(self.machine),
             "model": self.config.model.name,
             "params": self.report.count.params,
+            "params_trained": self.report.count.trained_params,
             "macs": self.report.count.macs,
             "timm_check": {"equal": self.timm.equal, "summary": self.timm.summary()},
             "data": self.data._asdict(),
@@ -103,6 +104,7 @@ def make_run_plan(
         strategy = "ddp"
     check_optimizer(config.optim.name, strategy)
     check_offload(config.parallel.offload, strategy)
+    check_compile(config.parallel.compile, strategy)
     data = data_size(config, images)
     precision = machine.precision(config.parallel.precision)
     config = _resolve_options(config, data, precision)
@@ -124,10 +126,10 @@ def make_run_plan(
         lr=learning_rate(config, plan),
         precision=precision,
         strategy=strategy,
-        note=note,
+        note=" ".join(filter(None, [note, scaling_note(config, plan)])) or None,
         options=options,
         cost=run_cost(config, report, plan, machine, precision, mfu),
-        deepspeed=deepspeed_settings(config, plan, strategy, precision, params=count.params) if zero else None,
+        deepspeed=deepspeed_settings(config, plan, strategy, precision, params=count.trained_params) if zero else None,
     )
 
 
@@ -151,6 +153,7 @@ def _strategies(
             communication=communication(
                 strategy,
                 params=report.count.params,
+                frozen=report.count.frozen_params,
                 processes=plan.processes,
                 accumulation=plan.accumulation,
                 precision=precision,

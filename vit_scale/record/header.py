@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,23 @@ from vit_scale.tasks.task import Task
 
 
 def header_rows(
-    config: Config, plan: Plan, count: ModelCount, *, data: str, strategy: str, precision: str, folder: Path, peak: Peak
+    config: Config,
+    plan: Plan,
+    count: ModelCount,
+    task: Task,
+    *,
+    data: Mapping[str, str],
+    strategy: str,
+    precision: str,
+    folder: Path,
+    peak: Peak,
 ) -> dict[str, str]:
-    """Return the header of a run for the terminal; `data` describes the data."""
+    """Return the header of a run for the terminal; `data` has the lines about the data."""
     return {
         "model": format_model(config.model.name, count),
-        "data": data,
+        **data,
+        **option_rows(config),
+        **task.header(),
         "batch size": plan.format_batch_size(),
         "schedule": format_schedule(plan),
         "precision": precision,
@@ -30,13 +42,33 @@ def header_rows(
     }
 
 
+def option_rows(config: Config) -> dict[str, str]:
+    """Return what the options change about sampling, evaluation and the end of a run, for the header and the plan."""
+    run = config.run
+    rows = {
+        "sampling": "classes equally often (data.balance)" if config.data.balance else "",
+        "evaluation": f"at most {run.eval_images:,} validation images (run.eval_images)" if run.eval_images else "",
+        "early stop": f"after {run.patience:,} evaluations without improvement (run.patience)" if run.patience else "",
+    }
+    return {name: text for name, text in rows.items() if text}
+
+
 def run_facts(
-    config: Config, plan: Plan, count: ModelCount, task: Task, *, strategy: str, precision: str, peak: Peak
+    config: Config,
+    plan: Plan,
+    count: ModelCount,
+    task: Task,
+    *,
+    images: Mapping[str, int],
+    strategy: str,
+    precision: str,
+    peak: Peak,
 ) -> dict[str, Any]:
-    """Return what summary.json says of a run before it starts."""
+    """Return what summary.json says of a run before it starts; `images` is their number per split."""
     return {
         "model": config.model.name,
         "params": count.params,
+        "params_trained": count.trained_params,
         "macs": count.macs,
         "strategy": strategy,
         "precision": precision,
@@ -44,13 +76,16 @@ def run_facts(
         "in_chans": task.in_chans,
         "class_names": list(task.info.class_names),
         "task": task.describe(),
+        **{f"{split}_images": count for split, count in images.items()},
     } | peak.numbers()
 
 
 def format_model(name: str, count: ModelCount) -> str:
     """`vit_base_patch16_224 (86,567,656 parameters, 17.56 GMACs per image)`."""
     macs = f"{significant(count.macs / 1e9)} GMACs" if count.macs >= 1e8 else f"{significant(count.macs / 1e6)} MMACs"
-    return f"{name} ({count.params:,} parameters, {macs} per image)"
+    trained = f"{count.trained_params:,} of " if count.frozen_params else ""
+    parameters = f"{trained}{count.params:,} parameters{' trained' if trained else ''}"
+    return f"{name} ({parameters}, {macs} per image)"
 
 
 def format_schedule(plan: Plan) -> str:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 from torch import nn
 
-from vit_scale.checkpoints.run_dir import read_summary
+from vit_scale.checkpoints.run_dir import read_summary, unused_path
 from vit_scale.config import Config
 from vit_scale.errors import first_line
 from vit_scale.files import replacing, write_text
@@ -30,6 +30,22 @@ from vit_scale.tasks.task import Table
 TABLES = "tables"
 IMAGES = "pictures"
 """Directories of a run for `Record.table` and `Record.image`."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a launch starts or resumes."""
+
+    step: int = 0
+    evaluated: bool = True
+    """Whether the evaluation after `step`, if one is due, is done; otherwise it comes next."""
+    is_rollback: bool = False
+
+    def includes(self, line: str) -> bool:
+        """Return whether a line of metrics.jsonl belongs to what was done before."""
+        step = _step_of(line)
+        is_repeated = step == self.step and not self.evaluated and _is_evaluation(line)
+        return 0 < step <= self.step and not is_repeated
 
 
 class SilentRecord:
@@ -74,22 +90,33 @@ class SilentRecord:
 class Record(SilentRecord):
     """Writes metrics as they come, and the summary from the last and best of them."""
 
-    def __init__(self, folder: Path, config: Config, *, step: int, facts: dict[str, Any], terminal: Terminal) -> None:
-        """`step` is where this launch starts or resumes; `facts` are known before training."""
+    def __init__(
+        self,
+        folder: Path,
+        config: Config,
+        *,
+        start: Start,
+        facts: dict[str, Any],
+        terminal: Terminal,
+    ) -> None:
+        """`start` is where this launch starts or resumes; `facts` are known before training."""
         super().__init__(terminal)
         self.folder = folder
         self._failed: set[str] = set()
-        self._is_new = step == 0
+        self._is_new = start.step == 0
         before = read_summary(folder)
-        self.summary = dict(before) if step else {}
-        self.summary |= {"finished": False, "versions": versions(), "git_commit": git_commit()} | facts
+        self.summary = {k: v for k, v in before.items() if not k.startswith("best/")} if start.step else {}
         logged = max(self._last_step_in_file(), before.get("last_logged_step", 0))
-        if logged > step:
+        if logged > start.step:
             self.summary["last_logged_step"] = logged
-        self._drop_lines_after(step)
+        self._drop_lines_after(start)
+        self.summary |= {"finished": False, "stopped_early": False} | facts
+        self.summary |= {"versions": versions(), "git_commit": git_commit()}
+        self.summary["resume"] = config.run.resume
         # A run that was killed before its first checkpoint restarts, but is still the same run to W&B.
-        self._wandb = self._wandb_tracker(config, logged, before.get("wandb_id"))
-        trackers: list[Tracker] = [AccelerateTracker(name, config, folder, step) for name in config.track.trackers]
+        self._wandb = self._wandb_tracker(config, start, logged, before.get("wandb_id"))
+        names = config.track.trackers
+        trackers: list[Tracker] = [AccelerateTracker(name, config, folder, start.step) for name in names]
         if self._wandb is not None:
             self.summary["wandb_id"] = self._wandb.id
             trackers.append(self._wandb)
@@ -163,7 +190,7 @@ class Record(SilentRecord):
 
     # ------------------------------------------------------------------------------------------------------- details
 
-    def _wandb_tracker(self, config: Config, logged: int, run_id: str | None) -> WandbTracker | None:
+    def _wandb_tracker(self, config: Config, start: Start, logged: int, run_id: str | None) -> WandbTracker | None:
         if is_disabled(config.track.wandb):
             return None
         return WandbTracker(
@@ -172,6 +199,7 @@ class Record(SilentRecord):
             run_id=choose_run_id(run_id),
             resumed=run_id is not None,
             last_logged_step=logged,
+            pending_step=None if start.evaluated else start.step,
             facts=self.summary,
             info=self.terminal.info,
         )
@@ -188,12 +216,23 @@ class Record(SilentRecord):
         steps = [step for line in self._lines() if math.isfinite(step := _step_of(line))]
         return int(max(steps, default=0))
 
-    def _drop_lines_after(self, step: int) -> None:
-        """Drop steps that a killed run logged after its last checkpoint; they will be logged again."""
-        kept = [line for line in self._lines() if _step_of(line) <= step] if step else []
-        if kept or self._lines():
-            text = "".join(f"{line}\n" for line in kept)
-            self._try("metrics.jsonl", lambda: write_text(self.folder / "metrics.jsonl", text))
+    def _drop_lines_after(self, start: Start) -> None:
+        """Drop steps that a killed run logged after its last checkpoint; they will be logged again.
+
+        Of a run that is rolled back, they are moved to another file. The summary forgets them too.
+        """
+        path, lines = self.folder / "metrics.jsonl", self._lines()
+        kept = [line for line in lines if start.includes(line)]
+        dropped = [line for line in lines if not start.includes(line)]
+        if not dropped:
+            return
+        if start.is_rollback:
+            self._try("metrics.jsonl", lambda: write_text(unused_path(path), _joined(dropped)))
+        self._try("metrics.jsonl", lambda: write_text(path, _joined(kept)))
+        for key in {key for line in dropped for key in _values(line)}:
+            self.summary.pop(key, None)
+        for line in kept:
+            self.summary |= _values(line)
 
     def _lines(self) -> list[str]:
         path = self.folder / "metrics.jsonl"
@@ -226,7 +265,20 @@ class RecordShow:
 
 
 def _step_of(line: str) -> float:
+    return _values(line).get("step", math.inf)
+
+
+def _values(line: str) -> dict[str, Any]:
+    """Return the metrics of a line; none if it is the partial last line of a killed process."""
     try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):  # the partial last line of a killed process
-        return float("inf")
+        return dict(json.loads(line))
+    except (ValueError, TypeError):
+        return {}
+
+
+def _is_evaluation(line: str) -> bool:
+    return any(key.startswith("val") for key in _values(line))
+
+
+def _joined(lines: list[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)

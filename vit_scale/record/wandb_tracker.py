@@ -40,13 +40,25 @@ class WandbTracker(Tracker):
         run_id: str,
         resumed: bool,
         last_logged_step: int,
+        pending_step: int | None = None,
         facts: dict[str, Any],
         info: Callable[[str], None],
     ) -> None:
-        """`last_logged_step`: the highest step that earlier launches may have logged. `facts` describe the run when it
-        starts; another thread may change them. `info` prints a line."""
+        """Prepare; nothing is sent before `start`.
+
+        Args:
+            config: the options.
+            folder: the run directory.
+            run_id: the id of the W&B run.
+            resumed: whether earlier launches have used it.
+            last_logged_step: the highest step that they may have logged.
+            pending_step: a step whose evaluation was interrupted, and is logged later than its other metrics.
+            facts: describe the run when it starts; another thread may change them.
+            info: prints a line.
+        """
         self.id = run_id
         self._config, self._folder, self._facts, self._info = config, folder, facts, info
+        self._pending_step = pending_step
         self._first_step = last_logged_step + 1 if resumed else 0
         self._run: Any = None
         self._complete = True
@@ -178,8 +190,8 @@ class WandbTracker(Tracker):
 
     def _log(self, step: int, values: Mapping[str, Any]) -> None:
         """Skip steps that a killed run already logged after its last checkpoint: W&B's history cannot go back."""
-        if step >= self._first_step:
-            self._run.log({"step": step, **values}, step=step)
+        if step >= self._first_step or step == self._pending_step:
+            self._run.log({"step": step, **values}, step=max(step, self._first_step))
 
 
 _FACTS = (

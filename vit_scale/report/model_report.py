@@ -38,6 +38,7 @@ class Assumed:
     drop_path_mode: str
     patch_dropout: float
     activation_checkpointing: str
+    freeze: str | int
 
     def describe(self) -> str:
         """Describe the assumptions on one line."""
@@ -50,6 +51,8 @@ class Assumed:
             words.append(f"patch dropout {self.patch_dropout:g}")
         if self.activation_checkpointing != "none":
             words.append(f"{self.activation_checkpointing} activation checkpointing")
+        if self.freeze != "none":
+            words.append("everything but the head frozen" if self.freeze == "all" else f"{self.freeze} blocks frozen")
         return ", ".join(words)
 
 
@@ -95,6 +98,7 @@ class ModelReport:
             "classes": self.classes,
             "counted": count.method,
             "params": count.params,
+            "params_trained": count.trained_params,
             "params_by_part": count.params_by_part,
             "macs_torchvision": count.macs,
             "macs_timm_csv": count.macs_timm_csv,
@@ -159,6 +163,7 @@ def _assumed(config: Config, gpus: int, batch: int | None) -> Assumed:
         drop_path_mode=config.model.drop_path_mode,
         patch_dropout=config.model.patch_dropout,
         activation_checkpointing=config.parallel.activation_checkpointing,
+        freeze=config.model.freeze,
     )
 
 
@@ -186,6 +191,7 @@ def _activations_of(part: CostPart, config: Config, precision: Precision) -> Act
             patch_dropout=1 - part.tokens if part.tokens < 1 else config.model.patch_dropout,
             activation_checkpointing=checkpointing,
             kernel=config.model.kernel,
+            frozen_layers=module.frozen_layers,
         )
     if checkpointing != "none":
         module.set_activation_checkpointing(checkpointing)
@@ -208,6 +214,7 @@ def _memory(
 ) -> dict[Strategy, dict[str, int]]:
     states = States(
         params=sum(p.numel() for p in model.parameters()),
+        frozen=sum(p.numel() for p in model.parameters() if not p.requires_grad),
         gpus=assumed.gpus,
         precision=assumed.precision,
         moments=optimizer_moments(config.optim.name, config.optim.momentum),

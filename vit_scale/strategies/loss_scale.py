@@ -65,3 +65,18 @@ def deepspeed_loss_scale(optimizer: Any) -> LossScale | None:
     """Return the loss scale of DeepSpeed's `optimizer`; None if losses are not scaled."""
     scaler = getattr(optimizer, "loss_scaler", None)
     return DeepSpeedLossScale(scaler) if getattr(scaler, "dynamic", False) else None
+
+
+def scale_loss(optimizer: Any) -> None:
+    """Let DeepSpeed's fp32 `optimizer` scale the loss by torch's rule: a step with an overflow halves the scale."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+
+    optimizer.loss_scaler = DynamicLossScaler(
+        init_scale=2.0**16,
+        scale_window=2000,
+        min_scale=2.0**-24,
+        delayed_shift=1,
+        consecutive_hysteresis=False,
+        raise_error_at_min_scale=False,  # run.max_skipped_steps ends a run that has diverged
+    )
+    optimizer.dynamic_loss_scale = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from vit_scale.errors import UserError
 from vit_scale.launcher import is_main_process, world_size
 
 T = TypeVar("T")
@@ -24,8 +26,6 @@ class Processes:
     device: torch.device
     rank: int
     world: int
-    here: int
-    """Processes on this node."""
 
     @property
     def is_main(self) -> bool:
@@ -38,12 +38,45 @@ def join_processes() -> Processes:
     world = world_size()
     has_gpu = torch.cuda.is_available()
     if world == 1:
-        return Processes(torch.device("cuda" if has_gpu else "cpu"), 0, 1, 1)
+        return Processes(torch.device("cuda" if has_gpu else "cpu"), 0, 1)
     from accelerate import PartialState
 
     state = PartialState(cpu=not has_gpu, backend="nccl" if has_gpu else "gloo")
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-    return Processes(state.device, state.process_index, state.num_processes, here)
+    return Processes(state.device, state.process_index, state.num_processes)
+
+
+def own_device() -> torch.device:
+    """Return the device of this process; a GPU becomes torch's current one.
+
+    Otherwise whatever uses the current device would allocate memory on GPU 0 from every process of the node.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    index, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if index >= count:
+        raise UserError(f"LOCAL_RANK = {index}: only {count} GPUs are visible; start at most one process per GPU")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def own_cores() -> int:
+    """Return the number of CPU cores for this process: its share of those that it may use; all ranks must call it.
+
+    Slurm usually gives each task cores of its own, while processes of torchrun or accelerate share those of the node.
+    """
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    node = (socket.gethostname(), os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID")))
+    everyone = [(node, cores)]
+    if world_size() > 1:
+        everyone *= world_size()
+        dist.all_gather_object(everyone, (node, cores))
+    return share_of_cores(cores, [theirs for where, theirs in everyone if where == node])
+
+
+def share_of_cores(cores: set[int], processes: list[set[int]]) -> int:
+    """Return how many of `cores` are left if each is divided evenly between the `processes` that may use it."""
+    share = sum(1 / sum(core in theirs for theirs in processes) for core in cores)
+    return max(1, int(share + 1e-6))
 
 
 def call_on_main(decide: Callable[[], T]) -> T:
@@ -89,10 +122,9 @@ def init_group_after_restart(timeout_seconds: float) -> None:
         return
     timeout = timedelta(seconds=timeout_seconds)
     store, rank, world = next(dist.rendezvous("env://", timeout=timeout))
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    device = own_device()
     dist.init_process_group(
-        backend="nccl" if torch.cuda.is_available() else "gloo",
+        backend="nccl" if device.type == "cuda" else "gloo",
         store=dist.PrefixStore(f"restart-{restart}", store),
         rank=rank,
         world_size=world,
@@ -101,21 +133,24 @@ def init_group_after_restart(timeout_seconds: float) -> None:
 
 
 @contextmanager
-def restored_process() -> Iterator[None]:
+def restored_process(*, keep_group: bool = False) -> Iterator[None]:
     """Undo what accelerate and DeepSpeed change in this process, so that its next run may use another strategy.
 
-    These are environment variables, accelerate's global state, and the process group of a single process under ZeRO.
-    The group of several processes stays: their launcher belongs to all runs.
+    These are environment variables, accelerate's global state, `torch.nn.functional.linear`, which ZeRO-3 replaces, and
+    the process group of a single process under ZeRO. The group of several processes stays: their launcher belongs to
+    all runs. `keep_group`: that of a single one stays too, which DeepSpeed needs for another run, since it refers to
+    its first group for the life of the process.
     """
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
-    environment = dict(os.environ)
+    environment, linear = dict(os.environ), torch.nn.functional.linear
     try:
         yield
     finally:
+        torch.nn.functional.linear = linear  # type: ignore[assignment]
         os.environ.clear()
         os.environ.update(environment)
-        if world_size() == 1:
+        if world_size() == 1 and not keep_group:
             close_processes()
         for state in (AcceleratorState, GradientState, PartialState):
             state._reset_state()

@@ -143,6 +143,18 @@ class AcceleratedEngine(PlainEngine):
         self._accelerator.gradient_accumulation_steps = plan.accumulation
 
 
+def ddp_options() -> Any:
+    """Return accelerate's handler with options for DDP.
+
+    Gradients are views of the communication buckets, which saves a copy of them in time and memory. Buffers are not
+    sent in each forward pass: ours are constant, and running statistics, which training does not read, are sent before
+    they are used (`share_running_statistics`).
+    """
+    from accelerate.utils import DistributedDataParallelKwargs
+
+    return DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
+
+
 class ReplicatedShards:
     """Every rank holds every tensor in full and owns an equal part of each."""
 

@@ -19,10 +19,11 @@ from vit_scale.errors import UserError
 from vit_scale.launcher import world_size
 from vit_scale.schedule import Plan
 from vit_scale.strategies.loss_scale import LossScale
-from vit_scale.strategies.replicated import ReplicatedStrategy
+from vit_scale.strategies.replicated import ReplicatedStrategy, ddp_options
 from vit_scale.strategies.shards import Shards
 from vit_scale.strategies.zero import ZeroStrategy
 from vit_scale.strategies.zero_settings import (
+    check_compile,
     check_offload,
     deepspeed_settings,
     import_deepspeed,
@@ -154,6 +155,7 @@ def override_warning(config: Config, plan: Plan, strategy: str, precision: str) 
 def make_strategy(config: Config, plan: Plan, name: str, precision: str) -> Strategy:
     """Join the other processes and return the strategy `name`."""
     check_offload(config.parallel.offload, name)
+    check_compile(config.parallel.compile, name)
     accelerator = _make_accelerator(config, plan, name, precision)
     if name.startswith("zero"):
         return ZeroStrategy(name, accelerator, config, precision)
@@ -164,19 +166,20 @@ def _make_accelerator(config: Config, plan: Plan, strategy: str, precision: str)
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs
 
+    settings = deepspeed_settings(config, plan, strategy, precision) if strategy.startswith("zero") else None
     common: dict[str, Any] = {
-        "mixed_precision": "no" if precision == "fp32" else precision,
+        # With ZeRO, the strategy itself wraps the model in autocast.
+        "mixed_precision": precision if settings is None and precision != "fp32" else "no",
         "gradient_accumulation_steps": plan.accumulation,
     }
     has_gpu = torch.cuda.is_available()
     timeout = timedelta(seconds=config.parallel.timeout_seconds)
     group = InitProcessGroupKwargs(backend=None if has_gpu else "gloo", timeout=timeout)
-    settings = deepspeed_settings(config, plan, strategy, precision) if strategy.startswith("zero") else None
     for variable in OVERRIDING_VARIABLES:
         os.environ.pop(variable, None)
     if settings is None:
         # Given a backend, accelerate expects a process group, which a single process does not have.
-        handlers = [group] if world_size() > 1 else []
+        handlers = [group, ddp_options()] if world_size() > 1 else []
         return Accelerator(cpu=not has_gpu, kwargs_handlers=handlers, **common)
     if world_size() == 1:
         _set_single_process_env()

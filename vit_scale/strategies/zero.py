@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,14 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from vit_scale.config import Config
 from vit_scale.models.interface import full_shape
 from vit_scale.schedule import Plan
-from vit_scale.strategies.loss_scale import deepspeed_loss_scale
+from vit_scale.strategies.loss_scale import deepspeed_loss_scale, scale_loss
 from vit_scale.strategies.shards import Shards
+from vit_scale.strategies.zero_forward import (
+    HALF_DTYPES,
+    free_gathered_weights,
+    send_in_half_precision,
+    use_autocast,
+)
 from vit_scale.strategies.zero_settings import check_engine, deepspeed_settings
 from vit_scale.strategies.zero_shards import Zero3Shards, Zero12Shards
 
@@ -78,11 +85,21 @@ class ZeroStrategy:
 
     def wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> ZeroEngine:
         """Return DeepSpeed's engine for `model`, with settings that follow from the recipe and `plan`."""
-        params = sum(full_shape(p).numel() for p in model.parameters())
+        params = sum(full_shape(p).numel() for p in model.parameters() if p.requires_grad)
         self._settings.update(deepspeed_settings(self._config, plan, self.name, self._precision, params=params))
         self._accelerator.gradient_accumulation_steps = plan.accumulation
+        dtype = HALF_DTYPES.get(self._precision)
+        if dtype is not None:
+            use_autocast(model, dtype, self.device, cache_weights=self.name != "zero3")
         wrapped, optimizer = self._accelerator.prepare(model, optimizer)
         check_engine(wrapped, self._config, plan)
+        if dtype is not None and self.name == "zero3":
+            free_gathered_weights(model)
+            send_in_half_precision(model, dtype)
+        if dtype is torch.float16:
+            scale_loss(wrapped.optimizer)
+        if self._settings["zero_optimization"].get("offload_optimizer", {}).get("device") == "cpu":
+            use_all_threads()
         return ZeroEngine(self, model, wrapped, optimizer, self._accelerator)
 
     @property
@@ -94,16 +111,26 @@ class ZeroStrategy:
         """Partition all full parameters of `module` over ranks, with the values of rank 0."""
         import deepspeed
 
-        full = [p for p in module.parameters() if not hasattr(p, "ds_id")]
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self._precision, torch.float32)
-        for p in full:
-            p.data = p.data.to(dtype)
+        for p in [p for p in module.parameters() if not hasattr(p, "ds_id")]:
             if self._first_sharded is None:
                 # DeepSpeed's constructor takes a module; parameters then know how to convert others.
                 deepspeed.zero.Init(module=nn.ParameterList([p]), config_dict_or_path=self._settings)
                 self._first_sharded = p
             else:
                 self._first_sharded.convert_to_zero_parameters(param_list=[p])
+
+
+def use_all_threads() -> None:
+    """Share the cores of this node among its processes, for the optimizer of offloaded state.
+
+    Launchers allow each process a single thread, as if all work were on the GPU. A number that the user has set is
+    respected, and data-loading workers keep their single thread.
+    """
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if here == 1 or os.environ.get("OMP_NUM_THREADS", "1") != "1":
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(max(1, cores // here))
 
 
 class ZeroEngine:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vit_scale.config import Config
-from vit_scale.cost.memory import ZERO_REDUCE_BUCKET, zero_reduce_bucket
+from vit_scale.cost.memory import ZERO3_LIVE, ZERO_BUCKET, zero_bucket
 from vit_scale.errors import UserError
 from vit_scale.recipe import merge
 
@@ -34,16 +34,27 @@ LAUNCHER_VARIABLES = {
 }
 # Built by the recipe, so those in the launcher's file are ignored.
 BUILT_BY_THE_RECIPE = ("optimizer", "scheduler")
+HALF_PRECISION = {"bf16": {"bf16"}, "fp16": {"fp16"}, "torch_autocast": {"bf16", "fp16"}}
+"""DeepSpeed's sections for half precision, and the precisions of a recipe that they agree with."""
 DEVICES_TO_OFFLOAD_TO = ("none", "cpu")
 
 
 def deepspeed_settings(
-    config: Config, plan: Plan, strategy: str, precision: str, *, params: int = ZERO_REDUCE_BUCKET
+    config: Config, plan: Plan, strategy: str, precision: str, *, params: int = 4 * ZERO_BUCKET
 ) -> Settings:
-    """Return DeepSpeed's configuration for a model of `params` parameters."""
-    bucket = zero_reduce_bucket(params)
+    """Return DeepSpeed's configuration for a model of `params` trained parameters."""
+    bucket = zero_bucket(params)
     defaults = {
-        "zero_optimization": {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket},
+        "zero_optimization": {
+            "overlap_comm": True,
+            "memory_efficient_linear": precision == "fp32",  # zero_forward.py has one for autocast
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+            "stage3_prefetch_bucket_size": bucket,
+            # DeepSpeed's 10^9 would gather most models in full and keep them until their backward pass.
+            "stage3_max_live_parameters": ZERO3_LIVE,
+            "stage3_max_reuse_distance": ZERO3_LIVE,
+        },
         # torch's fused AdamW works on offloaded state; DeepSpeed's own optimizer would be compiled first.
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
@@ -54,19 +65,19 @@ def deepspeed_settings(
         launcher.pop(name, None)
     if strategy != "zero3":
         launcher.get("zero_optimization", {}).pop("offload_param", None)
-    return merge(merge(defaults, launcher), _recipe_settings(config, plan, strategy, precision))
+    # Half precision is autocast around the model, of which DeepSpeed knows nothing: zero_forward.py.
+    in_fp32 = {"data_types": {"grad_accum_dtype": "fp32"}} | {name: {"enabled": False} for name in HALF_PRECISION}
+    return merge(merge(defaults, launcher), _recipe_settings(config, plan, strategy) | in_fp32)
 
 
-def _recipe_settings(config: Config, plan: Plan, strategy: str, precision: str) -> Settings:
-    """Return the settings that the recipe determines."""
+def _recipe_settings(config: Config, plan: Plan, strategy: str) -> Settings:
+    """Return the settings that the recipe determines, except precision."""
     return {
         "train_batch_size": plan.global_batch,
         "train_micro_batch_size_per_gpu": plan.micro_batch,
         "gradient_accumulation_steps": plan.accumulation,
         "gradient_clipping": config.optim.clip_norm,
         "zero_optimization": {"stage": int(strategy[-1])} | _offload_settings(config.parallel.offload),
-        "bf16": {"enabled": precision == "bf16"},
-        "fp16": {"enabled": precision == "fp16"},
     }
 
 
@@ -84,6 +95,15 @@ def check_offload(offload: str, strategy: str) -> None:
         stages = "zero3" if needed == "zero3" else "zero1, zero2 or zero3"
         raise UserError(
             f"parallel.offload = {offload!r}: not supported by strategy {strategy!r}; set parallel.strategy to {stages}"
+        )
+
+
+def check_compile(compile_blocks: bool, strategy: str) -> None:
+    """Raise `UserError` if `strategy` does not support compiled blocks."""
+    if compile_blocks and strategy == "zero3":
+        raise UserError(
+            "parallel.compile = true: not supported by strategy 'zero3', which interrupts each compiled block at every "
+            "layer to gather its weights; set parallel.compile=false or parallel.strategy=zero2"
         )
 
 
@@ -116,7 +136,9 @@ def launcher_stage() -> int:
 def overridden_settings(config: Config, plan: Plan, strategy: str, precision: str) -> list[str]:
     """Return `key = value (recipe: value)` per launcher setting that the recipe overrides, except the stage."""
     launcher = _flat(launcher_settings())
-    recipe = _flat(_recipe_settings(config, plan, strategy, precision))
+    recipe = _flat(_recipe_settings(config, plan, strategy))
+    recipe["data_types.grad_accum_dtype"] = "fp32"
+    recipe |= {f"{section}.enabled": precision in agreeing for section, agreeing in HALF_PRECISION.items()}
     if config.batch.micro == "auto":
         recipe |= dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto")
     recipe.pop("zero_optimization.stage")

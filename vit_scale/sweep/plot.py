@@ -1,83 +1,93 @@
-"""HTML page with the results of a sweep: the metric over trials and over each parameter."""
+"""HTML page with the results of a sweep: the ranked trials, and the metric over trials and over each parameter."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from vit_scale.charts.figures import COLORS, Series, line_figure
+from vit_scale.charts.html import render
+from vit_scale.files import write_text
 from vit_scale.sweep.results import Result, show_value
 from vit_scale.sweep.spec import Sweep
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
-COLUMNS = 2
-PANEL_HEIGHT = 340
-COLORS = {"finished": "#1f6feb", "stopped early": "#9aa4b2"}
+STATES = {"finished": COLORS[0], "stopped early": "#8b95a5"}
+_BEST = COLORS[1]
 
 
 def write_plot(path: Path, results: Sequence[Result], sweep: Sweep) -> None:
-    """Write a self-contained HTML page."""
-    figure(results, sweep).write_html(path, include_plotlyjs=True)
-
-
-def figure(results: Sequence[Result], sweep: Sweep) -> Figure:
-    """Plot the metric over trials with the best so far, and over each varied parameter, in separate panels."""
-    from plotly.subplots import make_subplots
-
+    """Write a self-contained HTML page; `results` are ranked, the best first."""
     panels = ["trial", *sweep.varied]
-    rows = math.ceil(len(panels) / COLUMNS)
-    fig = make_subplots(rows=rows, cols=COLUMNS, vertical_spacing=0.3 / rows, horizontal_spacing=0.1)
-    shown = [result for result in results if result.value is not None and result.state in COLORS]
-    for place, panel in enumerate(panels):
-        row, column = place // COLUMNS + 1, place % COLUMNS + 1
-        for state in COLORS:
-            points = [result for result in shown if result.state == state]
-            fig.add_trace(_points(points, panel, state, legend=place == 0), row=row, col=column)
-        where = sweep.parameters.get(panel)
-        kind = "log" if where is not None and where.log else None
-        fig.update_xaxes(title_text=panel, type=kind, exponentformat="e", row=row, col=column)
-        fig.update_yaxes(title_text=sweep.metric.name, row=row, col=column)
-    fig.add_trace(_best_so_far(shown, sweep.metric.goal), row=1, col=1)
-    fig.update_layout(
-        title=f"{sweep.path}: {len(shown)} trials", height=PANEL_HEIGHT * rows + 120, template="plotly_white"
+    page = render(
+        "vit_scale.sweep",
+        "sweep.html",
+        {panel: panel_figure(panel, results, sweep) for panel in panels},
+        sweep=sweep,
+        panels=panels,
+        results=results,
+        counts={state: sum(result.state == state for result in results) for state in STATES},
+        states=STATES,
+        best_color=_BEST,
+        show_value=show_value,
+        is_numeric={key: all(_is_number(each.values.get(key)) for each in results) for key in sweep.varied},
     )
-    return fig
+    write_text(path, page)
 
 
-def _points(results: Sequence[Result], panel: str, state: str, *, legend: bool) -> Any:
-    from plotly.graph_objects import Scatter
+def panel_figure(panel: str, results: Sequence[Result], sweep: Sweep) -> dict[str, Any]:
+    """Plot the metric over the trials, with the best so far, or over one parameter."""
+    shown = [result for result in results if result.value is not None and result.state in STATES]
+    values: dict[int, Any] = {r.number: r.number if panel == "trial" else r.values.get(panel) for r in shown}
+    categories = None if all(map(_is_number, values.values())) else _categories(list(values.values()))
+    series = [_best_so_far(shown, sweep.metric.goal)] if panel == "trial" else []
+    for state, color in STATES.items():
+        points = [result for result in shown if result.state == state]
+        places = [values[result.number] for result in points]
+        x: list[float | None] = places
+        if categories is not None:
+            x = [categories.index(show_value(place)) for place in places]
+        texts = [_describe(result, sweep) for result in points]
+        y = [result.value for result in points]
+        series.append(Series(state, {panel: x}, y, color, "scatter", texts=texts))
+    parameter = sweep.parameters.get(panel)
+    log = parameter is not None and parameter.log and all(_is_number(v) and v > 0 for v in values.values())
+    return line_figure(series, {panel: panel}, log_x=log, categories=categories, by_point=True)
 
-    return Scatter(
-        x=[result.number if panel == "trial" else _plain(result.values[panel]) for result in results],
-        y=[result.value for result in results],
-        mode="markers",
-        marker={"color": COLORS[state], "size": 9, "symbol": "circle" if state == "finished" else "x-thin-open"},
-        name=state,
-        legendgroup=state,
-        showlegend=legend,
-        hovertext=[_hover(result) for result in results],
-        hoverinfo="text",
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _categories(values: Sequence[Any]) -> list[str]:
+    """Return the distinct values as text: numbers ascending, then the rest in the order of the alphabet."""
+    distinct = {show_value(value): value for value in values}
+    return sorted(
+        distinct,
+        key=lambda text: (not _is_number(distinct[text]), distinct[text] if _is_number(distinct[text]) else 0, text),
     )
 
 
-def _plain(value: Any) -> Any:
-    """Return numbers unchanged; convert anything else to a category name."""
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+def _describe(result: Result, sweep: Sweep) -> list[str]:
+    """Return the lines of a point's tooltip."""
+    values = [f"{key} = {show_value(value)}" for key, value in result.values.items()]
+    return [f"{sweep.metric.name} {result.value:.4f}", f"trial {result.number}, {result.state}", *values]
 
 
-def _hover(result: Result) -> str:
-    values = "<br>".join(f"{key} = {show_value(value)}" for key, value in result.values.items())
-    return f"<b>{result.value:.4f}</b>, trial {result.number}<br>{values}"
+def _best_so_far(results: Sequence[Result], goal: str) -> Series:
+    finished = sorted((r for r in results if r.state == "finished"), key=lambda r: r.number)
+    best = list(accumulate(finished, lambda first, second: _better(first, second, goal)))
+    texts = [[f"best so far {each.value:.4f}", f"trial {each.number}"] for each in best]
+    numbers: list[float | None] = [result.number for result in finished]
+    last = max((result.number for result in results), default=0)
+    if best and last > finished[-1].number:  # trials that were stopped early come after the last finished one
+        numbers, best, texts = [*numbers, last], [*best, best[-1]], [*texts, texts[-1]]
+    return Series("best so far", {"trial": numbers}, [each.value for each in best], _BEST, "stairs", texts=texts)
 
 
-def _best_so_far(results: Sequence[Result], goal: str) -> Any:
-    from plotly.graph_objects import Scatter
-
-    finished = sorted((r.number, r.value) for r in results if r.state == "finished" and r.value is not None)
-    best = accumulate((value for _, value in finished), max if goal == "maximize" else min)
-    line = {"color": "#d29922", "shape": "hv"}
-    return Scatter(x=[number for number, _ in finished], y=list(best), mode="lines", line=line, name="best so far")
+def _better(first: Result, second: Result, goal: str) -> Result:
+    assert first.value is not None
+    assert second.value is not None
+    better = second.value > first.value if goal == "maximize" else second.value < first.value
+    return second if better else first

@@ -22,6 +22,8 @@ class Metric:
     """Whether it is a fraction of 1, shown as a percentage."""
     brief: bool = True
     """Whether it is part of the one-line summary in the terminal."""
+    shown: bool = True
+    """Whether people are shown it; it is logged either way. False if it means nothing for the data of a run."""
     title: str = ""
     """Name on the page and in model cards, such as `Top-1 accuracy`; by default the label."""
 

@@ -94,7 +94,7 @@ class Means(Evaluator):
 
     def add(self, outputs: Any, batch: Batch) -> None:
         values = self._values(outputs, batch)
-        real = batch.real.to(self._device)
+        real = batch.positions.to(self._device, non_blocking=True) >= 0
         rows = torch.stack([torch.ones(len(real), device=self._device), *values.values()]).double()
         sums = torch.where(real, rows, 0.0).sum(1)  # not a product: padding may be NaN
         self._names, self._sums = list(values), sums if self._sums is None else self._sums + sums
@@ -128,7 +128,7 @@ class Task(ABC):
     """A training task. Not an `nn.Module`; owns no trained weights, but may own a frozen teacher or a tokenizer."""
 
     name: ClassVar[str]
-    metrics: ClassVar[tuple[Metric, ...]]
+    metrics: tuple[Metric, ...]
     """The first one is "best": for checkpoints, the summary, patience and sweeps."""
     commands: ClassVar[tuple[str, ...]] = ("eval",)
     """Commands that support runs of this task, suggested at the end of a run. They load only tasks in `TASKS`."""
@@ -239,6 +239,10 @@ class Task(ABC):
     def card(self) -> Card:
         """Return the entries of a model card that depend on the task."""
         return Card("image-feature-extraction", f"({self.name})")
+
+    def header(self) -> dict[str, str]:
+        """Return further rows of the header of a run."""
+        return {}
 
     def describe(self) -> dict[str, Any]:
         """Return what summary.json says of the task: enough for the page and the model card to show the run."""

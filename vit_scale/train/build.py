@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from vit_scale.checkpoints.find import read_meta
+from vit_scale.checkpoints.final_weights import rename_final_weights
 from vit_scale.checkpoints.reader import Checkpoint
 from vit_scale.checkpoints.writer import CheckpointFolder
 from vit_scale.config import Config
@@ -19,32 +19,36 @@ from vit_scale.cost.count import count_trained
 from vit_scale.cost.hardware import peak
 from vit_scale.cost.training import StepCost, training_cost
 from vit_scale.data.augment.rand_augment import parse_spec
+from vit_scale.data.class_balance import class_balance
 from vit_scale.data.data import Data, open_data
+from vit_scale.data.eval_images import limit_images
 from vit_scale.data.progressive import make_progressive
 from vit_scale.data.sample_images import load_sample_images
-from vit_scale.data.sources.streams import StreamSource
+from vit_scale.data.sources.streams import StreamSource, count_images
 from vit_scale.errors import UserError
 from vit_scale.kernels.cpu import limit_threads
-from vit_scale.launcher import world_size
+from vit_scale.launcher import is_main_process, world_size
 from vit_scale.models.attention import check_attention_kernel
 from vit_scale.models.interface import backbone_of
+from vit_scale.models.weights.freeze import untrained_backbone_warning
 from vit_scale.models.weights.whitening import whiten_patches
 from vit_scale.record.header import header_rows, run_facts
-from vit_scale.record.record import Record, SilentRecord
+from vit_scale.record.record import Record, SilentRecord, Start
 from vit_scale.record.terminal import Terminal
 from vit_scale.record.trackers import check_trackers
-from vit_scale.schedule import Plan, make_plan
+from vit_scale.schedule import Plan, make_plan, scaling_note, with_decisions
 from vit_scale.strategies.precision import resolve_precision
-from vit_scale.strategies.processes import call_on_main
+from vit_scale.strategies.processes import call_on_main, own_device
 from vit_scale.strategies.strategy import Strategy, make_strategy, override_warning, resolve_strategy
 from vit_scale.tasks import task_class
 from vit_scale.tasks.task import Task
 from vit_scale.train.build_state import build_model, build_state
 from vit_scale.train.loaders import make_loaders
-from vit_scale.train.micro_batch import resolve_micro_batch
+from vit_scale.train.micro_batch import memory_basis, recorded_micro_batch, resolve_micro_batch
 from vit_scale.train.open_run import open_run, write_config
 from vit_scale.train.optim.optimizer import check_optimizer
 from vit_scale.train.run import Run
+from vit_scale.train.state import TrainState
 
 WHITENED_IMAGES = 1000
 """Training images that a whitened patch projection is computed from."""
@@ -61,60 +65,93 @@ class Decided:
 
 
 def build_run(
-    config: Config, recipe: str, check: BackgroundCheck | None = None, *, task_type: type[Task] | None = None
+    config: Config,
+    recipe: str,
+    check: BackgroundCheck | None = None,
+    *,
+    task_type: type[Task] | None = None,
+    terminal: Terminal | None = None,
 ) -> Run:
     """Check everything a user can get wrong, then build; raises `UserError` before anything is written to the run.
 
     `check`: the check against timm that the main process has started. `task_type`: another task than `task.name`.
+    `terminal`: shows what is in progress.
     """
-    decided = _decide(config)
-    chosen_task = task_type or task_class(config)
-    data = open_data(config.data, chosen_task.make_target(config), seed=config.run.seed)
-    task, plan = _make_task(config, chosen_task, data, decided.device)
-    override = override_warning(config, plan, decided.strategy, decided.precision)
-    strategy = make_strategy(config, plan, decided.strategy, decided.precision)
-    model, weights_note = _build_model(config, task, data, strategy)
-    opened = call_on_main(lambda: open_run(config, recipe, plan, task.describe()))
-    recorded = read_meta(opened.checkpoint)["plan"] if opened.checkpoint else {}
-    is_recorded = config.batch.micro == "auto" and recorded.get("processes") == plan.processes
-    if is_recorded:
-        plan = plan.with_micro_batch(recorded["micro_batch"])
+    terminal = terminal or Terminal(enabled=is_main_process())
+    with terminal.phase("Checking the options") as phase:
+        decided = _decide(config)
+        chosen_task = task_type or task_class(config)
+        phase.next("Opening the data")
+        data = _open_data(config, chosen_task)
+        task, plan = _make_task(config, chosen_task, data, decided.device)
+        notes = [*decided.notes, *data.notes, scaling_note(config, plan)]
+        config = with_decisions(config, plan)
+        notes.append(override_warning(config, plan, decided.strategy, decided.precision))
+        phase.next("Connecting the processes")
+        strategy = make_strategy(config, plan, decided.strategy, decided.precision)
+        phase.next("Loading the weights" if config.model.weights else "Building the model")
+        model, weights_note = _build_model(config, task, data, strategy)
+        phase.next("Checking for checkpoints")
+        opened = call_on_main(lambda: open_run(config, recipe, plan, task.describe()))
+        phase.next("Choosing the micro-batch")
+        basis = call_on_main(lambda: memory_basis(config, plan, strategy, decided.precision))
+        recorded = recorded_micro_batch(opened.checkpoint, basis) if config.batch.micro == "auto" else None
+        state, plan, batch_note = _build_state(config, plan, task, model, strategy, recorded, decided)
+        session = call_on_main(lambda: secrets.token_hex(4))
+        if opened.checkpoint:
+            phase.next("Reading the checkpoint")
+            state.restore(Checkpoint(opened.checkpoint))
+        phase.next("Preparing the first batches")
+        cost = _step_cost(config, plan, task, model, strategy.device, decided.precision)
+        loaders = make_loaders(config, plan, task, data, backbone_of(model), step=state.step, rank=strategy.rank)
+        notes += [weights_note, untrained_backbone_warning(config.model.freeze, config.model.weights), batch_note]
+        for note in filter(None, [*notes, *opened.messages]):
+            terminal.info(note)
+        checkpoints = CheckpointFolder(
+            opened.run_dir,
+            keep=config.run.keep,
+            rank=strategy.rank,
+            world=strategy.world,
+            session=session,
+            step=state.step,
+            timeout_seconds=config.parallel.timeout_seconds,
+        )
+        record = SilentRecord(terminal)
+        run = Run(config, plan, opened.run_dir, task, state, loaders, checkpoints, record, cost, check, basis)
+        if terminal.enabled:
+            run.record = _open_record(run, decided, data, is_rollback=opened.is_rollback)
+        # Now: after the peak was measured, before trackers have threads; the first batches load while trackers start.
+        loaders.train.start()
+    return run
+
+
+def _build_state(
+    config: Config,
+    plan: Plan,
+    task: Task,
+    model: nn.Module,
+    strategy: Strategy,
+    recorded: int | None,
+    decided: Decided,
+) -> tuple[TrainState, Plan, str | None]:
+    """Return the training state, the plan with the micro-batch to use, and a message if it is not the requested one.
+
+    `recorded`: the micro-batch of an earlier launch that applies to this one.
+    """
+    if recorded is not None:
+        plan = plan.with_micro_batch(recorded)
     state = build_state(model, strategy, config, plan)
     task.to(strategy.device, state.engine.input_dtype)
-    batch_note = None
-    if not is_recorded:
-        plan, batch_note = resolve_micro_batch(config, plan, task, state.engine, decided.precision)
+    note = None
+    if recorded is None:
+        plan, note = resolve_micro_batch(config, plan, task, state.engine, decided.precision)
     task.plan = plan
-    session = call_on_main(lambda: secrets.token_hex(4))
-    if opened.checkpoint:
-        state.restore(Checkpoint(opened.checkpoint))
-    cost = _step_cost(config, plan, task, model, strategy.device)
-    backbone = backbone_of(model)
-    loaders = make_loaders(config, plan, task, data, backbone, step=state.step, rank=strategy.rank)
-    terminal = Terminal(enabled=strategy.rank == 0, steps=plan.steps, metrics=task.metrics)
-    for note in filter(None, [*decided.notes, override, weights_note, batch_note, *opened.messages]):
-        terminal.info(note)
-    checkpoints = CheckpointFolder(
-        opened.run_dir,
-        keep=config.run.keep,
-        rank=strategy.rank,
-        world=strategy.world,
-        session=session,
-        step=state.step,
-        timeout_seconds=config.parallel.timeout_seconds,
-    )
-    record = SilentRecord(terminal)
-    run = Run(config, plan, opened.run_dir, task, state, loaders, checkpoints, record, cost, check)
-    if terminal.enabled:
-        run.record = _open_record(run, recipe, decided, data)
-    # Now: after the peak was measured, before trackers have threads; the first batches load while trackers start.
-    loaders.train.start()
-    return run
+    return state, plan, note
 
 
 def _decide(config: Config) -> Decided:
     """Check what can be known to be wrong before anything is read."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = own_device()
     strategy, note = resolve_strategy(config.parallel.strategy)
     check_optimizer(config.optim.name, strategy)
     check_trackers(config.track.trackers)
@@ -126,6 +163,14 @@ def _decide(config: Config) -> Decided:
     if torch.are_deterministic_algorithms_enabled() != config.parallel.deterministic:
         torch.use_deterministic_algorithms(config.parallel.deterministic)  # Imports the compiler: 1.5 s.
     return Decided(strategy, precision, device.type, [note] if note else [])
+
+
+def _open_data(config: Config, task: type[Task]) -> Data:
+    """Open the images that the run trains and evaluates on."""
+    data = open_data(config.data, task.make_target(config), seed=config.run.seed)
+    class_balance(config.data, data.train)  # raises `UserError` if there are no classes
+    note = None if config.optim.class_weights else data.imbalance_note
+    return replace(data, val=limit_images(data.val, config.run.eval_images), imbalance_note=note)
 
 
 def _make_task(config: Config, task_type: type[Task], data: Data, device: str) -> tuple[Task, Plan]:
@@ -163,22 +208,28 @@ def _whiten(backbone: Any, config: Config, data: Data, task: Task, strategy: Str
     whiten_patches(backbone, task.progressive(task.normalize(images), step=0), strategy.editing)
 
 
-def _step_cost(config: Config, plan: Plan, task: Task, model: nn.Module, device: torch.device) -> StepCost:
+def _step_cost(
+    config: Config, plan: Plan, task: Task, model: nn.Module, device: torch.device, precision: Precision
+) -> StepCost:
     # On a CPU stochastic depth computes exactly the samples it keeps; elsewhere it rounds up to whole ones.
     batch = None if device.type == "cpu" and not config.parallel.compile else plan.micro_batch
     parts = task.cost_parts(model)
     sizes: list[int | None] = [None, *(side for _, side in config.augment.progressive)]
     flops = {side: training_cost(parts, config, batch=batch, side=side).total for side in sizes}
     limit_threads(flops[None] * plan.micro_batch)  # before the peak of a CPU is measured
-    return StepCost(flops, plan.global_batch, plan.processes, peak(device))
+    return StepCost(flops, plan.global_batch, plan.processes, peak(device, precision, tf32=config.parallel.tf32))
 
 
-def _open_record(run: Run, recipe: str, decided: Decided, data: Data) -> Record:
+def _open_record(run: Run, decided: Decided, data: Data, *, is_rollback: bool) -> Record:
     """Print the header, write config.yaml and open the record."""
-    count, terminal = count_trained(run.state.model), run.record.terminal
+    count, terminal, state = count_trained(run.state.model), run.record.terminal, run.state
     how: dict[str, Any] = {"strategy": decided.strategy, "precision": decided.precision, "peak": run.cost.peak}
-    rows = header_rows(run.config, run.plan, count, data=data.description, folder=run.folder, **how)
-    terminal.table(f"Training {recipe}", rows)
+    about = {"data": data.description, **data.details}
+    terminal.rows(header_rows(run.config, run.plan, count, run.task, data=about, folder=run.folder, **how))
     write_config(run.folder, run.config)
-    facts = run_facts(run.config, run.plan, count, run.task, **how)
-    return Record(run.folder, run.config, step=run.state.step, facts=facts, terminal=terminal)
+    if is_rollback:
+        rename_final_weights(run.folder)
+    images = {"train": count_images(data.train), "val": count_images(data.val)}
+    facts = run_facts(run.config, run.plan, count, run.task, images=images, **how) | run.best_facts()
+    start = Start(state.step, state.evaluated, is_rollback)
+    return Record(run.folder, run.config, start=start, facts=facts, terminal=terminal)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from vit_scale.config import Config
 from vit_scale.data.augment.transforms import EvalTransform, TrainTransform
+from vit_scale.data.class_balance import class_balance
 from vit_scale.data.data import Data
 from vit_scale.data.loading.loaders import EvalLoader, Loading, TrainLoader
 from vit_scale.data.loading.workers import choose_workers
@@ -15,6 +15,7 @@ from vit_scale.data.sources.cache import with_cache
 from vit_scale.data.sources.streams import count_images
 from vit_scale.models.interface import ImageModel
 from vit_scale.schedule import Plan
+from vit_scale.strategies.processes import own_cores
 from vit_scale.tasks.task import Task
 
 
@@ -40,8 +41,7 @@ def make_loaders(
 ) -> Loaders:
     """Return the loaders of a run that starts or resumes at `step`."""
     size, channels = backbone.img_size, backbone.in_chans
-    processes_on_this_node = int(os.environ.get("LOCAL_WORLD_SIZE", plan.processes))
-    workers = choose_workers(config.data, processes_on_this_node, data.train)
+    workers = choose_workers(config.data, own_cores(), data.train)
     target = task.make_target(config)
     train = TrainLoader(
         with_cache(data.train, config.data, img_size=size, in_chans=channels, target=target),
@@ -72,4 +72,5 @@ def train_indices(config: Config, plan: Plan, data: Data, *, rank: int, start_st
         seed=config.run.seed,
         images=data.info.images,
         repeats=config.augment.repeats,
+        balance=class_balance(config.data, data.train),
     )

@@ -6,6 +6,7 @@ read at logged steps only.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from signal import Signals
 
@@ -30,30 +31,42 @@ SHOWN_IMAGES = 16
 
 def train(run: Run) -> int:
     """Train `run` to its end or to a signal; returns the exit status."""
-    state, options = run.state, run.config.run
+    state, plan, terminal = run.state, run.plan, run.record.terminal
     meter = Meter(run)
     first = state.step + 1
-    run.record.terminal.start(state.step)
-    with Interrupt(run.config.parallel.timeout_seconds) as interrupt, run.record:
+    terminal.start(state.step, plan.steps, run.task.metrics)
+    with watch(run) as interrupt, run.record:
+        if not state.evaluated and (signal := evaluate_now(run, meter, interrupt)):
+            return stop_early(run, signal)
         for batches in meter.timed(run.steps()):
-            if is_logged(run, state.step + 1):
+            if plan.is_logged(state.step + 1):
                 meter.watch_update()
             parts, norm = take_step(run, batches)
             meter.add(parts, norm)
-            run.record.terminal.advance(state.step)
-            last = state.step == run.plan.steps
-            if last or state.step % options.log_every == 0:
+            terminal.advance(state.step)
+            if plan.is_logged(state.step):
                 log(run, meter)
             if state.step == first:
                 with meter.paused():
                     after_first_step(run, batches[0])
-            improved = (last or state.step % options.eval_every == 0) and evaluate_now(run, meter)
-            signal = interrupt.agreed()
-            if last or signal or improved or state.step % options.save_every == 0:
+            request = interrupt.agreed()
+            state.evaluated = not plan.is_evaluated(state.step)
+            if plan.is_saved(state.step) or request.save or request.signal:
                 save(run)
-            if signal and not last:
+                interrupt.restart_clock()
+            if request.signal:
+                return stop_early(run, request.signal)
+            if not state.evaluated and (signal := evaluate_now(run, meter, interrupt)):
                 return stop_early(run, signal)
+            if run.is_done():
+                break
     return 0
+
+
+def watch(run: Run) -> Interrupt:
+    """Watch for whatever stops `run` or lets it save."""
+    terminal, timeout = run.record.terminal, run.config.parallel.timeout_seconds
+    return Interrupt(timeout, save_seconds=run.plan.save_seconds, is_closed=lambda: terminal.is_closed)
 
 
 def take_step(run: Run, batches: list[Batch]) -> tuple[dict[str, Tensor], Tensor]:
@@ -77,12 +90,6 @@ def after_first_step(run: Run, batch: Batch) -> None:
     if run.state.step == 1 and run.record.terminal.enabled and run.config.track.images != "never":
         few = batch.first(SHOWN_IMAGES)
         run.task.show_batch(run.task.inputs(few, step=0), RecordShow(run.record, run.state.model, step=1))
-
-
-def is_logged(run: Run, step: int) -> bool:
-    """Return whether the metrics of `step` are read from the device."""
-    options = run.config.run
-    return step == run.plan.steps or step % options.log_every == 0 or step % options.eval_every == 0
 
 
 def log(run: Run, meter: Meter) -> None:
@@ -112,37 +119,66 @@ def divergence_error(run: Run, meter: Meter, metrics: dict[str, float]) -> UserE
     )
 
 
-def evaluate_now(run: Run, meter: Meter) -> bool:
-    """Evaluate raw and EMA weights; returns whether this is the best result so far."""
+def evaluate_now(run: Run, meter: Meter, interrupt: Interrupt) -> Signals | None:
+    """Evaluate raw and EMA weights; returns the signal that interrupted it, if any.
+
+    A checkpoint was saved before: resuming from it repeats an interrupted evaluation.
+    """
     state, best_metric = run.state, run.task.metrics[0]
-    log(run, meter)
     run.record.wait_for_trackers()
-    if state.ema is None:
-        metrics = _evaluate(run, "raw", inspect=_is_inspected(run))
-    else:
-        metrics = _evaluate(run, "raw", inspect=False)
-        with state.ema.applied():
-            metrics |= _evaluate(run, "ema", inspect=_is_inspected(run))
+    try:
+        metrics = _evaluate_all(run, interrupt)
+    except Interrupted as stopped:
+        return stopped.signal
     keys = (f"val/{best_metric.name}", f"val_ema/{best_metric.name}")
     best = best_metric.best_of([metrics[key] for key in keys if key in metrics])
-    improved = best_metric.is_better(best, state.best)
-    if improved:
+    if best_metric.is_better(best, state.best):
         state.best, state.best_step = best, state.step
+    state.evaluated = True
     run.record.terminal.evaluation(state.step, metrics)
     run.record.log(state.step, {"epoch": run.plan.epoch(state.step)} | metrics)
-    run.record.write_summary(**{f"best/val/{best_metric.name}": state.best, "best/step": state.best_step})
+    run.record.write_summary(**run.best_facts())
+    run.checkpoints.add_evaluation(state, metrics)
     meter.restart()
-    return improved
+    return None
+
+
+class Interrupted(Exception):
+    """A signal has ended an evaluation, on all ranks after the same batch."""
+
+    def __init__(self, signal: Signals) -> None:
+        super().__init__(signal)
+        self.signal = signal
+
+
+def _evaluate_all(run: Run, interrupt: Interrupt) -> dict[str, float]:
+    """Return the metrics of the raw and of the EMA weights; raises `Interrupted`."""
+    ema, inspected = run.state.ema, _is_inspected(run)
+    batches = run.loaders.val.count()
+    total = batches * (1 if ema is None else 2) if batches is not None else None
+    with run.record.terminal.phase("Evaluating, batch", total) as phase:
+
+        def advance() -> None:
+            phase.advance()
+            if signal := interrupt.agreed().signal:
+                raise Interrupted(signal)
+
+        if ema is None:
+            return _evaluate(run, "raw", advance, inspect=inspected)
+        metrics = _evaluate(run, "raw", advance, inspect=False)
+        with ema.applied():
+            return metrics | _evaluate(run, "ema", advance, inspect=inspected)
 
 
 def _is_inspected(run: Run) -> bool:
     when = run.config.track.images
-    return when == "every" or (when == "last" and run.state.step == run.plan.steps)
+    # Done, unless this evaluation improves on the best one: then these are shown early, and again at the end.
+    return when == "every" or (when == "last" and run.is_done())
 
 
-def _evaluate(run: Run, weights: str, *, inspect: bool) -> dict[str, float]:
+def _evaluate(run: Run, weights: str, advance: Callable[[], None], *, inspect: bool) -> dict[str, float]:
     """Evaluate the weights that the model has now; with `inspect` also show tables and images."""
-    evaluator = evaluate(run.task, run.state.model, run.loaders.val, inspect=inspect)
+    evaluator = evaluate(run.task, run.state.model, run.loaders.val, inspect=inspect, advance=advance)
     metrics = evaluator.metrics()
     if inspect:
         evaluator.show(RecordShow(run.record, run.state.model, run.state.step, weights))
@@ -154,7 +190,8 @@ def save(run: Run) -> None:
     """Write a checkpoint in the background; every rank must call it."""
     summary = run.record.summary
     meta = {key: summary.get(key) for key in ("versions", "git_commit", "wandb_id", "class_names", "in_chans", "task")}
-    run.checkpoints.save(run.state, meta | {"config": to_tree(run.config), "plan": asdict(run.plan)})
+    meta |= {"config": to_tree(run.config), "plan": asdict(run.plan), "memory_basis": run.memory_basis}
+    run.checkpoints.save(run.state, meta)
     if problem := run.checkpoints.problem():
         run.record.terminal.info(f"{problem} Training continues.")
 
@@ -164,9 +201,11 @@ def stop_early(run: Run, signal: Signals) -> int:
     run.close()
     # A launcher ends all processes once the first has left; the main one must have finished its checkpoint by then.
     wait_for_all()
+    state, terminal = run.state, run.record.terminal
     saved = run.checkpoints.problem() or f"Checkpoint saved to {run.folder}/checkpoints."
-    run.record.terminal.info(f"Received {signal.name}: stopped after step {run.state.step:,}. {saved}")
-    run.record.terminal.info("Rerun the same command to resume.")
+    pending = "" if state.evaluated else ", before its evaluation"
+    terminal.last_words(f"Received {signal.name}: stopped after step {state.step:,}{pending}. {saved}")
+    terminal.last_words("Rerun the same command to resume.")
     if sync := run.record.close():
-        run.record.terminal.info(f"Upload to W&B so far: {sync}")
+        terminal.info(f"Upload to W&B so far: {sync}")
     return EXIT_STATUS[signal]

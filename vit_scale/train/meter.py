@@ -12,6 +12,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from vit_scale import gpu
 from vit_scale.data.batch import Batch
 from vit_scale.strategies.norms import UpdateWatch
 from vit_scale.train.run import Run
@@ -32,6 +33,9 @@ class Meter:
     finite_norm: torch.Tensor | None = None
     """The last finite gradient norm."""
     watch: UpdateWatch | None = None
+
+    def __post_init__(self) -> None:
+        gpu.reset_peak_memory(self.run.device)  # Trials of micro-batches needed more than training will.
 
     def timed(self, steps: Iterator[list[Batch]]) -> Iterator[list[Batch]]:
         """Yield `steps`, and count the time spent waiting for them."""
@@ -112,9 +116,9 @@ class Meter:
 
 
 def memory(device: torch.device) -> dict[str, float]:
-    """Return gigabytes of the main process: the peak on its GPU, or its resident memory on a CPU."""
-    if device.type == "cuda":
-        return {"memory/device_gb": torch.cuda.max_memory_allocated(device) / 1e9}
+    """Return gigabytes of the main process: the peak on its GPU since the first step, or resident memory on a CPU."""
+    if gpu.is_gpu(device):
+        return {"memory/device_gb": gpu.peak_memory(device) / 1e9}
     return {"memory/process_gb": _process().memory_info().rss / 1e9}
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 import torch.distributed as dist
 
+from vit_scale import gpu
+from vit_scale.checkpoints.find import read_meta
 from vit_scale.config import Config
 from vit_scale.cost.activations import Precision, vit_activations
 from vit_scale.errors import UserError
 from vit_scale.models.interface import backbone_of
+from vit_scale.recipe import to_tree
 from vit_scale.schedule import Plan
-from vit_scale.strategies.strategy import Engine
+from vit_scale.strategies.strategy import Engine, Strategy
 from vit_scale.tasks.task import Task
 
 Trial = Callable[[int], float | None]
@@ -53,6 +59,31 @@ def resolve_micro_batch(
     plan = plan.with_micro_batch(micro_batch)
     engine.set_micro_batch(plan)
     return plan, message
+
+
+def memory_basis(config: Config, plan: Plan, strategy: Strategy, precision: Precision) -> dict[str, Any]:
+    """Return everything that decides which micro-batch fits: a resumed run may have other options."""
+    tree = to_tree(config)
+    parallel = tree["parallel"] | {"strategy": strategy.name, "precision": precision}
+    del parallel["timeout_seconds"]
+    return {
+        "model": tree["model"],
+        "progressive": tree["augment"]["progressive"],
+        "optimizer": config.optim.name,
+        "ema": config.ema.decay > 0,
+        "parallel": parallel,
+        "global_batch": plan.global_batch,
+        "processes": plan.processes,
+        "device": gpu.describe(strategy.device),
+    }
+
+
+def recorded_micro_batch(checkpoint: Path | None, basis: dict[str, Any]) -> int | None:
+    """Return the micro-batch that `auto` chose when `checkpoint` was saved; None if its basis was another one."""
+    meta = {} if checkpoint is None else read_meta(checkpoint)
+    # As it would be recorded: JSON has no tuples.
+    same = meta.get("memory_basis") == json.loads(json.dumps(basis))
+    return meta["plan"]["micro_batch"] if same else None
 
 
 def choose_micro_batch(
@@ -117,8 +148,7 @@ def trial_on_engine(engine: Engine, task: Task, *, repeats: int = 3) -> Trial:
         except (MemoryError, RuntimeError) as error:
             if not isinstance(error, MemoryError) and not should_reduce_batch_size(error):
                 raise
-        if engine.device.type == "cuda":
-            torch.cuda.empty_cache()
+        gpu.release_cached_memory(engine.device)
         return min_over_ranks(speed, engine.device) or None
 
     return trial
@@ -127,7 +157,7 @@ def trial_on_engine(engine: Engine, task: Task, *, repeats: int = 3) -> Trial:
 @contextmanager
 def _unchanged(engine: Engine) -> Iterator[None]:
     """Restore buffers and random number generators."""
-    devices = [engine.device] if engine.device.type == "cuda" else []
+    devices = [engine.device] if gpu.is_gpu(engine.device) else []
     buffers = [(buffer, buffer.clone()) for buffer in engine.model.buffers()]
     with torch.random.fork_rng(devices=devices):
         try:
@@ -149,8 +179,7 @@ def _images_per_second(engine: Engine, task: Task, size: int, repeats: int) -> f
             task.before_update([batch], step, engine)
             inputs = task.inputs(batch, step)
             engine.backward(task.loss(engine(*inputs.args), inputs)["loss"])
-        if engine.device.type == "cuda":
-            torch.cuda.synchronize(engine.device)
+        gpu.synchronize(engine.device)
         best = min(best, time.perf_counter() - start)
     del reserved
     return size / best
@@ -162,7 +191,10 @@ def fits_in_host_memory(config: Config, model: object, size: int, precision: Pre
     if variant is None:  # activations of timm models are not counted
         return True
     per_image = vit_activations(
-        variant, precision=precision, activation_checkpointing=config.parallel.activation_checkpointing
+        variant,
+        precision=precision,
+        activation_checkpointing=config.parallel.activation_checkpointing,
+        frozen_layers=getattr(model, "frozen_layers", 0),
     )
     return size * per_image.total < 0.5 * psutil.virtual_memory().available
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vit_scale.checkpoints import run_lock
-from vit_scale.checkpoints.find import find_checkpoint, read_meta
-from vit_scale.checkpoints.run_dir import has_run, is_finished, rename_run_dir
+from vit_scale.checkpoints.find import find_checkpoint, is_checkpoint_name, read_meta
+from vit_scale.checkpoints.run_dir import has_run, is_finished, read_summary, rename_run_dir, runs_of
 from vit_scale.config import Config
 from vit_scale.errors import UserError
 from vit_scale.files import write_text
@@ -20,6 +20,9 @@ from vit_scale.schedule import Plan
 MAY_CHANGE = {
     "schedule.steps",
     "schedule.epochs",
+    "schedule.warmup_steps",
+    "schedule.warmup_epochs",
+    "augment.no_mix_epochs",
     "batch.micro",
     "batch.eval",
     "data.workers",
@@ -51,6 +54,8 @@ class OpenedRun(NamedTuple):
     run_dir: Path
     checkpoint: Path | None
     messages: list[str]
+    is_rollback: bool = False
+    """Whether an option selects the checkpoint: what the run recorded after it is renamed, not deleted."""
 
 
 def open_run(config: Config, recipe: str, plan: Plan, task: dict[str, Any]) -> OpenedRun:
@@ -64,18 +69,28 @@ def open_run(config: Config, recipe: str, plan: Plan, task: dict[str, Any]) -> O
         if config.run.resume == "never":
             return OpenedRun(run_dir, None, [f"Renamed the existing run {run_dir} to {rename_run_dir(run_dir)}."])
         check_same_options(run_dir, config)
-    checkpoint, messages = find_checkpoint(config.run.resume, run_dir)
+    resume = config.run.resume
+    is_repeated = is_checkpoint_name(resume) and read_summary(run_dir).get("resume") == resume
+    checkpoint, messages = find_checkpoint("auto" if is_repeated else resume, run_dir)
+    if is_repeated:
+        messages.append(f"Already rolled back to {resume}; run.resume={run_dir}/checkpoints/{resume} does it again.")
     if checkpoint is not None:
         check_same_task(checkpoint, task)
-        step = read_meta(checkpoint)["step"]
-        if step >= plan.steps and (is_finished(run_dir) or not has_run(run_dir)):
+        meta = read_meta(checkpoint)
+        step = meta["step"]
+        early = plan.is_out_of_patience(config.run.patience, step, meta["best_step"])
+        if (step >= plan.steps or early) and (is_finished(run_dir) or not has_run(run_dir)):
+            longer = "longer schedule" if step >= plan.steps else "larger run.patience"
+            early_stop = "" if step >= plan.steps else f", stopped early by run.patience = {config.run.patience}"
             raise RunFinished(
                 run_dir,
-                f"The run in {run_dir} is finished (step {step:,}/{plan.steps:,}).\n"
-                "Use a longer schedule to continue it, or run.resume=never to start from scratch.",
+                f"The run in {run_dir} is finished (step {step:,}/{plan.steps:,}{early_stop}).\n"
+                f"Use a {longer} to continue it, run.resume=never to start from scratch, or roll it back to a "
+                "checkpoint of --list-checkpoints.",
             )
         messages.append(f"Resuming from {checkpoint} (step {step:,}/{plan.steps:,}).")
-    return OpenedRun(run_dir, checkpoint, messages)
+    is_rollback = not is_repeated and resume not in ("auto", "never") and has_run(run_dir)
+    return OpenedRun(run_dir, checkpoint, messages, is_rollback)
 
 
 def choose_run_dir(config: Config, recipe: str) -> Path:
@@ -83,13 +98,15 @@ def choose_run_dir(config: Config, recipe: str) -> Path:
 
     This is `run.dir` if set, otherwise `runs/<recipe>`, or the first of `runs/<recipe>-2`, ... whose run is neither
     finished nor in progress. Runs of a W&B agent use `runs/sweeps/<sweep>/<run>`: the same one when W&B restarts a
-    preempted run.
+    preempted run. To roll back to a checkpoint by its name, it is the latest run.
     """
     if config.run.dir is not None:
         return Path(config.run.dir)
     sweep, run = os.environ.get("WANDB_SWEEP_ID"), os.environ.get("WANDB_RUN_ID")
     if sweep and run:
         return Path("runs") / "sweeps" / sweep / run
+    if is_checkpoint_name(config.run.resume) and (latest := runs_of(recipe)):
+        return latest[0]
     name, number = Path(recipe).stem, 1
     while True:
         run_dir = Path("runs") / (name if number == 1 else f"{name}-{number}")

@@ -21,7 +21,7 @@ class TrainState:
     """Everything the next step depends on; implements `checkpoints.pieces.Snapshot`.
 
     In a checkpoint: `step`, weights and buffers, optimizer state and EMA by parameter name, `best`, `best_step`,
-    `skipped_steps`, `consecutive_skipped_steps`, and in fp16 the loss scale.
+    `evaluated`, `skipped_steps`, `consecutive_skipped_steps`, and in fp16 the loss scale.
     Not in a checkpoint, because they are functions of (seed, step): learning rate, EMA decay, sample order,
     augmentation, mixing, and the random numbers of dropout and stochastic depth.
     """
@@ -33,6 +33,8 @@ class TrainState:
     best: float | None = None
     """Best value of the task's first metric; None before the first evaluation."""
     best_step: int = 0
+    evaluated: bool = True
+    """Whether the evaluation after `step`, if one is due, is done."""
     skipped_steps: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
     """Steps skipped because the gradient was non-finite, counted on the device."""
     consecutive_skipped_steps: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
@@ -56,6 +58,7 @@ class TrainState:
             "step": self.step,
             "best": self.best,
             "best_step": self.best_step,
+            "evaluated": self.evaluated,
             "skipped_steps": int(self.skipped_steps.item()),
             "consecutive_skipped_steps": int(self.consecutive_skipped_steps.item()),
             "loss_scale": self.engine.loss_scale.numbers() if self.engine.loss_scale else None,
@@ -114,6 +117,7 @@ class TrainState:
 
     def _restore_numbers(self, meta: dict[str, Any]) -> None:
         self.step, self.best, self.best_step = meta["step"], meta["best"], meta["best_step"]
+        self.evaluated = meta["evaluated"]
         self.skipped_steps.fill_(meta["skipped_steps"])
         if self.engine.loss_scale is not None and meta.get("loss_scale"):
             self.engine.loss_scale.restore(meta["loss_scale"])

@@ -386,14 +386,13 @@ def test_program_without_close_still_ends() -> None:
 
 def test_number_of_workers_depends_on_cores_and_data(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     large = open_data(DataConfig(source="synthetic"), seed=0).train
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)), raising=False)
-    assert choose_workers(DataConfig(workers=5), 1, large) == 5
-    assert choose_workers(DataConfig(workers=0), 1, large) == 0
+    assert choose_workers(DataConfig(workers=5), 32, large) == 5
+    assert choose_workers(DataConfig(workers=0), 32, large) == 0
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert choose_workers(DataConfig(), 1, large) == 16
-    assert choose_workers(DataConfig(), 4, large) == 8
-    assert choose_workers(DataConfig(), 64, large) == 1
-    assert choose_workers(DataConfig(), 4, digits.train) == 4
+    assert choose_workers(DataConfig(), 32, large) == 16
+    assert choose_workers(DataConfig(), 8, large) == 8
+    assert choose_workers(DataConfig(), 1, large) == 1
+    assert choose_workers(DataConfig(), 8, digits.train) == 4
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choose_workers(DataConfig(), 1, large) == 8
-    assert choose_workers(DataConfig(), 1, digits.train) == 0
+    assert choose_workers(DataConfig(), 32, large) == 8
+    assert choose_workers(DataConfig(), 32, digits.train) == 0

@@ -157,3 +157,15 @@ def test_calibration_note_has_the_direction_of_the_error(confidence: float, hits
 
 def test_calibration_without_images_has_a_finite_error() -> None:
     assert not math.isnan(from_sums(torch.zeros(3, BINS)).error)
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(2, False), (5, False), (6, True)])
+def test_top5_is_logged_but_not_shown_for_up_to_five_classes(evaluate, classes: int, shown: bool) -> None:
+    logits = torch.randn(8, classes, generator=torch.Generator().manual_seed(0))
+    evaluator = evaluate(logits, torch.zeros(8, dtype=torch.long), NAMES[:classes], inspect=False)
+    assert {metric.name: metric.shown for metric in evaluator.task.metrics} == {
+        "top1": True,
+        "top5": shown,
+        "loss": True,
+    }
+    assert "top5" in evaluator.metrics()

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from vit_scale.tasks.classify.calibration import Calibration
 from vit_scale.tasks.classify.figures import attention_figure, confusion_figure, reliability_figure, save_figure
+from vit_scale.tasks.classify.image_grids import attention_grid
 
 
 def diagonal(classes: int) -> np.ndarray:
@@ -54,8 +56,31 @@ def test_attention_map_is_drawn_over_the_image(channels: int, tmp_path: Path) ->
     pixels = np.zeros((32, 32, channels), np.uint8)
     attention = np.zeros((4, 4))
     attention[0, 3] = 1
-    save_figure(attention_figure(pixels, attention, "seven"), tmp_path / "a.png")
+    figure = attention_figure(pixels, attention, "seven")
+    save_figure(figure, tmp_path / "a.png")
     picture = np.asarray(Image.open(tmp_path / "a.png").convert("L")).astype(float)
-    image = picture[110:-10, picture.shape[1] // 2 + 20 :]
-    top_right, bottom_left = image[:60, -90:-30].mean(), image[-60:, 30:90].mean()
+    box = figure.axes[1].get_position()
+    top, bottom = (round((1 - y) * picture.shape[0]) for y in (box.y1, box.y0))
+    left, right = (round(x * picture.shape[1]) for x in (box.x0, box.x1))
+    top_right = picture[top + 10 : top + 60, right - 60 : right - 10].mean()
+    bottom_left = picture[bottom - 60 : bottom - 10, left + 10 : left + 60].mean()
     assert top_right > bottom_left + 30
+
+
+def test_attention_map_has_a_scale() -> None:
+    attention = np.full((4, 4), 1 / 32)
+    attention[0, 3] = 17 / 32
+    figure = attention_figure(np.zeros((32, 32, 3), np.uint8), attention, "seven")
+    bar = figure.axes[-1]
+    assert bar.get_ylabel() == "attention per patch (average 6.25%)"
+    assert bar.get_ylim() == pytest.approx((100 / 32, 1700 / 32))
+
+
+def test_attention_grid_has_a_scale_and_the_range_of_each_map() -> None:
+    maps = torch.full((2, 4, 4), 1 / 16)
+    maps[0, 0, 0] = 0.5
+    images = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
+    grid = np.asarray(attention_grid(images, maps, [0, 1], ["a", "b"])).astype(int)
+    below = grid[-48:]
+    colored = (below.max(axis=-1) - below.min(axis=-1) > 20).any(axis=0)
+    assert colored.sum() > 100, "a bar of colors below the tiles"

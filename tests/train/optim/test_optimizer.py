@@ -12,6 +12,7 @@ from torch import nn
 
 import vit_scale
 from vit_scale.config import OptimConfig
+from vit_scale.errors import UserError
 from vit_scale.train.optim.optimizer import build_optimizer, parameter_groups
 
 ADAMW = OptimConfig(name="adamw", lr=0.01, layer_decay=0.9)
@@ -99,6 +100,7 @@ import sys
 import torch
 from vit_scale import create_model
 from vit_scale.config import OptimConfig
+from vit_scale.errors import UserError
 from vit_scale.train.optim.optimizer import build_optimizer
 
 model = create_model("vit_mu")
@@ -116,3 +118,14 @@ assert "torch._dynamo" not in sys.modules
 def test_stepping_does_not_import_the_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", STEPPING], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_model_without_anything_to_train_is_rejected() -> None:
+    with pytest.raises(UserError, match="model.freeze = all: nothing is left to train"):
+        build_optimizer(vit_scale.create_model("vit_mu", freeze="all", num_classes=0), OptimConfig())
+
+
+def test_frozen_parameters_are_in_no_group() -> None:
+    model = vit_scale.create_model("vit_mu", freeze=1)
+    grouped = {p for group in parameter_groups(model, OptimConfig()) for p in group["params"]}
+    assert grouped == {p for name, p in model.named_parameters() if name.startswith(("blocks.1.", "norm.", "head."))}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -79,7 +80,7 @@ def count_channels(data: Any) -> int:
     if isinstance(data, np.ndarray):
         return 1 if data.ndim == 2 else channels_last(data).shape[-1]
     try:
-        with Image.open(data if isinstance(data, str) else io.BytesIO(data)) as image:
+        with _open(data if isinstance(data, str) else io.BytesIO(data)) as image:
             return 1 if image.mode in _GRAY_MODES or image.mode.startswith("I;16") else 3
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UnreadableImage(str(error)) from error
@@ -137,18 +138,40 @@ def decode_with_pillow(data: memoryview | Image.Image, channels: int, upright: b
             # Large images, odd EXIF data and palettes with transparency are all handled here.
             warnings.simplefilter("ignore")
             # The caller's image is not modified.
-            image = ImageOps.exif_transpose(data) if isinstance(data, Image.Image) else Image.open(io.BytesIO(data))
+            image = ImageOps.exif_transpose(data) if isinstance(data, Image.Image) else _open(io.BytesIO(data))
             if upright:
                 ImageOps.exif_transpose(image, in_place=True)
             return np.atleast_3d(np.asarray(_convert(image, channels)))
     except Image.DecompressionBombError as error:
         raise UnreadableImage(f"too large: {error}") from error
     except UnidentifiedImageError as error:
-        raise UnreadableImage("cannot be decoded: not an image, or corrupt from the first bytes on") from error
+        is_heif = not isinstance(data, Image.Image) and bytes(data[4:8]) == b"ftyp"
+        why = "HEIC requires pillow-heif" if is_heif else "not an image, or corrupt from the first bytes on"
+        raise UnreadableImage(f"cannot be decoded: {why}") from error
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001 - decoders raise nearly anything for corrupt files
         raise UnreadableImage(f"cannot be decoded: {error or type(error).__name__}") from error
+
+
+def _open(file: str | io.BytesIO) -> Image.Image:
+    try:
+        return Image.open(file)
+    except UnidentifiedImageError:
+        if not _register_heif():
+            raise
+        return Image.open(file)
+
+
+@cache
+def _register_heif() -> bool:
+    """Let Pillow read HEIC files, if pillow-heif is installed; in each process, when it first meets an unknown file."""
+    try:
+        import pillow_heif  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        return False
+    pillow_heif.register_heif_opener()
+    return True
 
 
 def _convert(image: Image.Image, channels: int) -> Image.Image:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from vit_scale import gpu
 from vit_scale.data.augment.color_ops import Planes
 from vit_scale.data.augment.geometry import Geometry, Row
 from vit_scale.data.augment.transforms import EvalTransform, TrainTransform
@@ -19,7 +20,7 @@ from vit_scale.data.images.decode import LazyImage, UnreadableImage, open_image
 from vit_scale.data.images.unreadable import Problem
 from vit_scale.data.loading.slots import Blocks, BlockSpec, SlotRing, find_ring
 from vit_scale.data.sampling import Ints
-from vit_scale.data.targets import Arrays, Target
+from vit_scale.data.targets import Target
 from vit_scale.errors import UserError
 
 MAX_SUBSTITUTES = 20
@@ -36,11 +37,11 @@ class WorkerBatch:
     """Number of the batch."""
     ring: int
     """Number of the ring whose slot has the blocks."""
-    positions: Ints
+    positions: Ints | torch.Tensor
     """Global positions in training, image indices in evaluation, -1 for padding."""
     problems: list[Problem]
-    target: Arrays = field(default_factory=dict)
-    """Arrays that are not in a slot."""
+    target: dict[str, Any] = field(default_factory=dict)
+    """Arrays that are not in a slot; pinned tensors if a GPU is available."""
     texts: list[list[str]] = field(default_factory=list)
     blocks: Blocks | None = None
     """Images and fixed-size targets, if they are not in a shared slot."""
@@ -60,14 +61,19 @@ class WorkerBatch:
             if reserved is None or reserved > ring.reserved:
                 blocks = {name: block.clone() for name, block in blocks.items()}
         target = {name: block for name, block in blocks.items() if name != "images"}
-        target |= {name: torch.from_numpy(array) for name, array in self.target.items()}
-        return Batch(blocks["images"], target, torch.from_numpy(self.positions), texts=self.texts)
+        target |= {name: torch.as_tensor(array) for name, array in self.target.items()}
+        return Batch(blocks["images"], target, torch.as_tensor(self.positions), texts=self.texts)
 
     def pin_memory(self) -> WorkerBatch:
-        """Move the blocks to pinned memory; called by DataLoader in a thread if a GPU is available."""
+        """Move every array to pinned memory; called by DataLoader in a thread if a GPU is available.
+
+        A copy to the GPU from other memory, even of a few labels, waits for everything the GPU still has to do.
+        """
         if self.error is None:
             blocks = find_ring(self.ring).blocks(self.batch) if self.blocks is None else self.blocks
-            self.blocks = {name: block.pin_memory() for name, block in blocks.items()}
+            self.blocks = {name: gpu.pin(block) for name, block in blocks.items()}
+            self.target = {name: gpu.pin(torch.as_tensor(array)) for name, array in self.target.items()}
+            self.positions = gpu.pin(torch.as_tensor(self.positions))
         return self
 
 

@@ -49,6 +49,13 @@ class _Loader:
     def __len__(self) -> int:
         return len(self._workers)
 
+    def count(self) -> int | None:
+        """Return the number of batches; None for a stream of unknown length."""
+        try:
+            return len(self)
+        except TypeError:
+            return None
+
     def start(self) -> None:
         """Start loading before the first batch is requested."""
         self._workers.start()

@@ -28,19 +28,17 @@ _SMALL_IMAGE_BYTES = 8192
 _MAX_WORKERS = 16
 
 
-def choose_workers(config: DataConfig, processes_per_node: int, source: ImageSource) -> int:
-    """Return the workers per training process: the option, otherwise by cores and cost of an image.
+def choose_workers(config: DataConfig, cores: int, source: ImageSource) -> int:
+    """Return the workers of a training process: the option, otherwise by its `cores` and the cost of an image.
 
     Without a GPU training itself needs the cores: small images are loaded in between, large ones by a few workers.
     """
     if config.workers != "auto":
         return config.workers
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    cores_per_process = max(1, cores // processes_per_node)
     small = not isinstance(source, StreamSource) and _is_small(source)
     if torch.cuda.is_available():
-        return min(cores_per_process, 4 if small else _MAX_WORKERS)
-    return 0 if small else max(1, cores_per_process // 4)
+        return min(cores, 4 if small else _MAX_WORKERS)
+    return 0 if small else max(1, cores // 4)
 
 
 def _is_small(source: ImageSource) -> bool:

@@ -14,7 +14,7 @@ from vit_scale.config import DataConfig
 from vit_scale.errors import UserError
 
 _IMAGE_NAMES = ("image", "img", "pixel_values", "jpg", "png")
-_LABEL_NAMES = ("label", "labels", "fine_label", "target", "class", "cls", "category", "y")
+LABEL_NAMES = ("label", "labels", "fine_label", "target", "class", "cls", "category", "y")
 
 
 class ImageColumn:
@@ -79,13 +79,13 @@ def find_label_column(features: Mapping[str, Any], config: DataConfig) -> str:
         return _named(config.label_column, features, "data.label_column")
     found = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
     if found:
-        return _only(found, _LABEL_NAMES, "data.label_column", config)
-    for name in _LABEL_NAMES:
+        return _only(found, LABEL_NAMES, "data.label_column", config)
+    for name in LABEL_NAMES:
         if isinstance(features.get(name), datasets.Value):
             return name
     raise UserError(
         f"data.source={config.source}: no label column among {_list(features)}; set data.label_column, "
-        "or put the images into one directory per class"
+        "name a table with data.labels, or put the images into one directory per class"
     )
 
 

@@ -3,86 +3,168 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vit_scale.config import DataConfig
 from vit_scale.data.sources.embedded import digits
+from vit_scale.data.sources.image_folder import read_image_folder
+from vit_scale.data.sources.label_table import read_labeled_folder
+from vit_scale.data.sources.scan import Scan, describe_skipped, scan_directory
+from vit_scale.data.targets import ClassTarget, Target
 from vit_scale.errors import UserError, first_line, nearest
+from vit_scale.format import counted, some
 from vit_scale.hub import is_hub_reachable, offline
 
-_VAL_SPLITS = ("validation", "val", "valid", "dev", "test")
-IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif"}
+_VAL = ("validation", "val", "valid", "dev")
+_SAME_SPLIT = (("train", "training"), _VAL, ("test", "testing"))
+"""Names of the same split; capitals make no difference."""
 
 
-def open_splits(config: DataConfig) -> Mapping[str, Any]:
-    """Return all splits of the source by name; rows are read from disk on demand."""
+@dataclass(frozen=True)
+class Splits:
+    """All splits of a source by name."""
+
+    by_name: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+    """What was skipped, for the user."""
+
+
+def open_splits(config: DataConfig, target: Target | None = None) -> Splits:
+    """Return all splits of the source; rows are read from disk on demand.
+
+    `target`: what is read next to an image (default: class labels); images without a class are skipped only for labels.
+    """
     source = config.source
+    directory = Path(source).expanduser()
+    if config.labels is not None and not directory.is_dir():
+        raise UserError(f"data.labels={config.labels}: applies to a directory of images; data.source={source} is none")
     if source.startswith("embedded:"):
         if source != "embedded:digits":
             raise UserError(f"data.source={source}: unknown embedded dataset; available: embedded:digits")
-        return {"train": digits()}
-    directory = Path(source).expanduser()
+        return Splits({"train": digits()})
     if directory.is_dir():
-        return _open_directory(directory, config)
+        return _open_directory(directory, config, needs_class=target is None or isinstance(target, ClassTarget))
     _check_hub_id(source, directory)
-    return _open_hub(config)
+    return Splits(_open_hub(config))
 
 
-def pick_splits(config: DataConfig, splits: Mapping[str, Any]) -> tuple[Any, Any | None]:
-    """Return the training split and the validation split, None if one must be held out."""
+def pick_splits(config: DataConfig, splits: Mapping[str, Any]) -> tuple[Any, Any | None, str]:
+    """Return the training split, the validation split and the name of the latter.
+
+    The validation split is None if it must be held out.
+    """
     train = _split(splits, config.train_split, "data.train_split", config)
     if config.val_split is not None:
-        return train, _split(splits, config.val_split, "data.val_split", config)
-    train_name = config.train_split.split("[")[0]
-    found = [name for name in _VAL_SPLITS if name in splits and name != train_name]
-    return train, splits[found[0]] if found else None
+        return train, _split(splits, config.val_split, "data.val_split", config), config.val_split
+    used = {_find_split(name, splits) for name in _names_in(config.train_split, splits)}
+    for name in (*_VAL, "test"):
+        found = _find_name(name, splits)
+        if found is not None and found not in used:
+            return train, splits[found], found
+    return train, None, ""
 
 
 def _split(splits: Mapping[str, Any], spec: str, key: str, config: DataConfig) -> Any:
-    """Return a split by name, or a slice of one such as `train[:10%]`."""
+    """Return a split by name, or what a split expression such as `train[:10%]+test` means in `datasets`."""
     import datasets
 
-    if config.streaming and "[" in spec:
-        raise UserError(f"{key}={spec}: streams cannot be sliced; name a full split, or set data.streaming=false")
-    name = spec.split("[")[0]
-    if name not in splits:
-        raise UserError(f"{key}={spec}: split not found in {config.source}; available: {', '.join(splits)}")
-    if config.streaming or name == spec:
+    if (name := _find_split(spec, splits)) is not None:
         return splits[name]
+    names: dict[str, str] = {}
+    for name in _names_in(spec, splits):
+        found = _find_split(name, splits)
+        if found is None:
+            which = "split" if name == spec else f"split {name}"
+            raise UserError(f"{key}={spec}: {which} not found in {config.source}; available: {', '.join(splits)}")
+        names[name] = found
+    if config.streaming:
+        raise UserError(f"{key}={spec}: streams cannot be sliced; name a full split, or set data.streaming=false")
     try:
-        parts = datasets.ReadInstruction.from_spec(spec).to_absolute({name: len(splits[name])})
+        parts = datasets.ReadInstruction.from_spec(spec).to_absolute({n: len(splits[f]) for n, f in names.items()})
+        if not any(part.from_ < part.to for part in parts):
+            raise UserError(f"{key}={spec}: has no images; sizes: {_sizes(names, splits)}")
+        tables = [splits[names[part.splitname]].select(range(part.from_, part.to)) for part in parts]
+        return tables[0] if len(tables) == 1 else datasets.concatenate_datasets(tables)
     except (ValueError, AssertionError) as error:
         raise UserError(
-            f"{key}={spec}: invalid slice; expected e.g. {name}[:10%] or {name}[100:200] ({error})"
+            f"{key}={spec}: invalid split; expected e.g. train[:10%], train[100:200] or train[:10]+train[20:] "
+            f"({first_line(error)})"
         ) from error
-    return splits[name].select(
-        range(parts[0].from_ or 0, parts[0].to if parts[0].to is not None else len(splits[name]))
-    )
 
 
-def _open_directory(directory: Path, config: DataConfig) -> Mapping[str, Any]:
+def _sizes(names: Mapping[str, str], splits: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {len(splits[found]):,}" for name, found in names.items())
+
+
+def _names_in(spec: str, splits: Mapping[str, Any]) -> list[str]:
+    """Return the names of splits in a split expression."""
+    if spec in splits:
+        return [spec]
+    return [re.split(r"[\[(]", part.strip())[0] for part in spec.split("+")]
+
+
+def _find_split(name: str, splits: Mapping[str, Any]) -> str | None:
+    """Return the split of this name, or of another name that means the same."""
+    group = next((names for names in _SAME_SPLIT if name.lower() in names), ())
+    found = (_find_name(each, splits) for each in (name, *group))
+    return next((split for split in found if split is not None), None)
+
+
+def _find_name(name: str, splits: Mapping[str, Any]) -> str | None:
+    """Return the split of exactly this name, or of this name in other capitals."""
+    return name if name in splits else next((split for split in splits if split.lower() == name.lower()), None)
+
+
+def _open_directory(directory: Path, config: DataConfig, *, needs_class: bool) -> Splits:
     import datasets
 
-    streaming = {"streaming": True} if config.streaming else {}
     try:
         if (directory / "dataset_dict.json").exists() or (directory / "state.json").exists():
             loaded = datasets.load_from_disk(str(directory))
-            return loaded if isinstance(loaded, Mapping) else {"train": loaded}
-        kind = "parquet" if next(directory.rglob("*.parquet"), None) else "imagefolder"
-        if kind == "imagefolder" and not _has_images(directory):
-            raise UserError(
-                f"data.source={config.source}: no images, parquet files or saved dataset in this directory; "
-                "expected one directory per class, optionally inside train/ and val/"
-            )
-        return datasets.load_dataset(kind, data_dir=str(directory.resolve()), **streaming)
+            return Splits(loaded if isinstance(loaded, Mapping) else {"train": loaded})
+        scan = scan_directory(str(directory.resolve()))
+        if scan.parquet and not config.labels:
+            return _open_parquet(scan, config)
+        return _open_images(scan, config, needs_class=needs_class)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise UserError(f"data.source={config.source}: cannot be read: {first_line(error)}") from error
 
 
-def _has_images(directory: Path) -> bool:
-    return any(path.suffix.lower() in IMAGE_SUFFIXES for path in directory.rglob("*"))
+def _open_parquet(scan: Scan, config: DataConfig) -> Splits:
+    import datasets
+
+    streaming = {"streaming": True} if config.streaming else {}
+    splits = datasets.load_dataset("parquet", data_dir=scan.root, **streaming)
+    if not scan.count:
+        return Splits(splits)
+    features = next(iter(splits.values())).features
+    if not any(isinstance(each, datasets.Image | datasets.Array2D | datasets.Array3D) for each in features.values()):
+        raise UserError(
+            f"data.source={config.source}: has {scan.count:,} image files, and parquet files without images "
+            f"({some(scan.parquet)});\nset data.labels={scan.parquet[0]} if it has the labels, otherwise move it away"
+        )
+    note = f"{counted(scan.count, 'image file')} skipped: the parquet files ({some(scan.parquet)}) are read instead"
+    return Splits(splits, (f"{config.source}: {note}",))
+
+
+def _open_images(scan: Scan, config: DataConfig, *, needs_class: bool) -> Splits:
+    if not scan.count:
+        skipped = describe_skipped(scan.unreadable, scan.others)
+        raise UserError(
+            f"data.source={config.source}: no images, parquet files or saved dataset in this directory"
+            f"{f' ({skipped})' if skipped else ''}; expected one directory per class, optionally inside train/ and val/"
+        )
+    if config.streaming:
+        raise UserError(
+            f"data.streaming: {config.source} is a directory of images, which are read from disk on demand anyway; "
+            "set data.streaming=false"
+        )
+    read = read_labeled_folder if config.labels or scan.metadata else read_image_folder
+    return Splits(*read(scan, config, needs_class=needs_class))
 
 
 def _check_hub_id(source: str, directory: Path) -> None:

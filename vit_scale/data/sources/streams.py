@@ -104,7 +104,7 @@ def count_images(source: ImageSource) -> int:
 
 def open_stream(config: DataConfig, target: Target) -> tuple[StreamSource, StreamSource, tuple[str, ...]]:
     """Return the training stream, the validation stream and the class names."""
-    train, val = pick_splits(config, open_splits(config))
+    train, val, val_split = pick_splits(config, open_splits(config, target).by_name)
     if val is None:
         raise UserError(
             f"data.streaming: {config.source} has no validation split, and a stream cannot be split; "
@@ -117,9 +117,8 @@ def open_stream(config: DataConfig, target: Target) -> tuple[StreamSource, Strea
             "classes is unknown until everything is read; set data.streaming=false"
         )
     names = target.class_names(train, columns, config)
-    train_split, val_split = config.train_split, config.val_split or "validation"
     return (
-        _as_stream(train, config, target, names, train_split),
+        _as_stream(train, config, target, names, config.train_split),
         _as_stream(val, config, target, names, val_split),
         names,
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vit_scale.config import Config
@@ -15,6 +17,7 @@ from vit_scale.errors import UserError
 from vit_scale.models import construct_from_config
 from vit_scale.models.interface import backbone_of
 from vit_scale.schedule import Plan
+from vit_scale.tasks.classify.class_weights import class_weights, describe_class_weights
 from vit_scale.tasks.classify.evaluator import ClassificationEvaluator
 from vit_scale.tasks.classify.image_grids import batch_grid
 from vit_scale.tasks.classify.loss import classification_loss
@@ -26,7 +29,7 @@ class Classification(Task):
 
     name = "classify"
     commands = ("eval", "predict")
-    metrics = (
+    metrics: tuple[Metric, ...] = (
         Metric("top1", "top-1", title="Top-1 accuracy"),
         Metric("top5", "top-5", brief=False, title="Top-5 accuracy"),
         Metric("loss", "loss", higher=False, percent=False, title="Loss"),
@@ -38,6 +41,10 @@ class Classification(Task):
         self.num_classes = len(info.class_names) if classes is None else classes
         if self.num_classes < len(info.class_names):
             raise UserError(f"model.num_classes = {classes}: the data has {len(info.class_names)} classes")
+        if self.num_classes <= 5:  # top-5 would always be 100%
+            self.metrics = tuple(replace(each, shown=each.name != "top5") for each in self.metrics)
+        # Without a plan nothing is trained, and the images of each class may not have been counted.
+        self.class_weights = class_weights(config, info, self.num_classes) if plan is not None else None
         self.multiple = 2 if config.augment.mixup or config.augment.cutmix else 1
 
     def build(self) -> nn.Module:
@@ -52,16 +59,27 @@ class Classification(Task):
         return Inputs((self.progressive(images, step).to(self.dtype),), {"target": target})
 
     def loss(self, outputs: Any, inputs: Inputs) -> dict[str, Tensor]:
-        return {"loss": classification_loss(self.config.optim.loss, outputs, inputs.rest["target"])}
+        target = inputs.rest["target"]
+        return {"loss": classification_loss(self.config.optim.loss, outputs, target, self.class_weights)}
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        super().to(device, dtype)
+        if self.class_weights is not None:
+            self.class_weights = self.class_weights.to(device)
+
+    def header(self) -> dict[str, str]:
+        weights = self.class_weights
+        return {} if weights is None else {"class weights": describe_class_weights(self.config, weights)}
 
     def evaluator(self, *, inspect: bool) -> ClassificationEvaluator:
         return ClassificationEvaluator(self, inspect=inspect)
 
     def show_batch(self, inputs: Inputs, out: Show) -> None:
         images, target = inputs.args[0], inputs.rest["target"]
+        smoothing = self.config.augment.label_smoothing
         out.image(
             "batch",
-            lambda: batch_grid(images, target, self.normalization, self.output_names),
+            lambda: batch_grid(images, target, self.normalization, self.output_names, smoothing),
             title="Training batch",
             caption="images as the model receives them, after augmentation and mixing",
         )
@@ -79,12 +97,11 @@ class Classification(Task):
         """MixUp and CutMix of the run."""
         assert self.plan is not None
         plan, augment = self.plan, self.config.augment
-        unmixed = round(augment.no_mix_epochs * plan.train_images / plan.global_batch)
         return Mixing(
             augment,
             num_classes=self.num_classes,
             global_batch=plan.global_batch,
             seed=self.config.run.seed,
             patch_size=backbone_of(build_on_meta(self.build)).patch_size if augment.mix_patches else None,
-            off_from_step=plan.steps - unmixed if unmixed else None,
+            off_from_step=plan.steps - plan.unmixed_steps if plan.unmixed_steps else None,
         )

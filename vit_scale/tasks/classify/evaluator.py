@@ -55,7 +55,7 @@ class ClassificationEvaluator(Evaluator):
     def add(self, outputs: Tensor, batch: Batch) -> None:
         logits_BC = outputs.float()
         labels = batch.target["label"].to(logits_BC.device, non_blocking=True)
-        real = batch.real.to(logits_BC.device, non_blocking=True)
+        real = batch.positions.to(logits_BC.device, non_blocking=True) >= 0
         loss_B = F.cross_entropy(logits_BC, labels, reduction="none")
         ranked_BK = logits_BC.topk(min(5, logits_BC.shape[1]), dim=1).indices
         self._sums[:_SCALARS] += _batch_sums(loss_B.double(), ranked_BK.eq(labels[:, None]).double(), real.double())

@@ -113,17 +113,17 @@ def reliability_figure(calibration: Calibration, title: str) -> Figure:
 
 
 def attention_figure(pixels_HWC: np.ndarray, attention_HW: np.ndarray, title: str) -> Figure:
-    """Plot an image next to the same image under its attention map."""
-    figure, (left, right) = _figure((7, 3.9), columns=2)
+    """Plot an image next to the same image under its attention map, with the scale of the map."""
+    figure, (left, right) = _figure((7.9, 3.9), columns=2)
     shown = pixels_HWC[:, :, 0] if pixels_HWC.shape[2] == 1 else pixels_HWC
     height, width = pixels_HWC.shape[:2]
-    strength = (attention_HW - attention_HW.min()) / max(1e-12, float(np.ptp(attention_HW)))
     for axes in (left, right):
         axes.imshow(shown, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
         axes.set_axis_off()
-    right.imshow(
-        strength, cmap="inferno", alpha=0.55, extent=(-0.5, width - 0.5, height - 0.5, -0.5), interpolation="bilinear"
-    )
+    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+    heat = right.imshow(100 * attention_HW, cmap="inferno", alpha=0.55, extent=extent, interpolation="bilinear")
+    bar = figure.colorbar(heat, ax=right, fraction=0.046, pad=0.03, format="%.3g%%")
+    bar.set_label(f"attention per patch (average {100 / attention_HW.size:.3g}%)", fontsize=9)
     figure.suptitle(title, x=0.02, ha="left", fontsize=10)
     return figure
 

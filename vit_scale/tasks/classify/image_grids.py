@@ -6,23 +6,27 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from vit_scale.data.image_grid import caption, draw_grid, to_pil_images
+from vit_scale.format import percent
 from vit_scale.tasks.classify.analysis import Misclassified
 
 _NAME = 20
+_BAR = 160
+"""Width of the color scale in pixels."""
 
 # From dark violet over red to yellow, as strength goes from 0 to 1.
 _COLORS = np.array([[20, 10, 60], [130, 30, 110], [225, 80, 55], [250, 230, 90]], dtype=np.float32)
 
 
-def batch_grid(images: torch.Tensor, targets: torch.Tensor, normalization: tuple, names: Sequence[str]) -> Image.Image:
-    """Draw normalized, mixed images with the classes and weights of their targets."""
+def batch_grid(
+    images: torch.Tensor, targets: torch.Tensor, normalization: tuple, names: Sequence[str], smoothing: float
+) -> Image.Image:
+    """Draw normalized, mixed images with their classes, and the weights of mixed classes."""
     mean, std = normalization
-    return draw_grid(
-        to_pil_images(images.float().cpu(), mean, std), [caption(target, names) for target in targets.cpu()]
-    )
+    captions = [caption(target, names, smoothing) for target in targets.cpu()]
+    return draw_grid(to_pil_images(images.float().cpu(), mean, std), captions)
 
 
 def misclassified_grid(found: list[Misclassified], names: Sequence[str]) -> Image.Image:
@@ -37,13 +41,32 @@ def misclassified_grid(found: list[Misclassified], names: Sequence[str]) -> Imag
 def attention_grid(
     images: torch.Tensor, maps: torch.Tensor, labels: list[int], names: Sequence[str], tile: int = 168
 ) -> Image.Image:
-    """Draw each image next to its attention map; maps are [B, rows, columns]."""
+    """Draw each image next to its attention map, with the scale of the colors; maps are [B, rows, columns]."""
     tiles, captions = [], []
     for image, strength, label in zip(uint8_images(images), maps.float().cpu(), labels, strict=True):
         large = image.resize((tile, tile * image.height // image.width), Image.Resampling.NEAREST)
         tiles += [large, _overlay(large, strength)]
-        captions += [names[label][:_NAME], "attention"]
-    return draw_grid(tiles, captions, columns=4)
+        # The colors of each map span its own values, so each has its scale written below.
+        captions += [
+            names[label][:_NAME],
+            f"{percent(strength.min().item(), 1)} to {percent(strength.max().item(), 1)}",
+        ]
+    return _with_scale(draw_grid(tiles, captions, columns=4), next(iter(maps)).numel())
+
+
+def _with_scale(grid: Image.Image, patches: int) -> Image.Image:
+    """Add the scale of the colors below a grid."""
+    bar = _blended(Image.new("L", (_BAR, 14), 128), np.tile(np.linspace(0, 255, _BAR, dtype=np.float32), (14, 1)))
+    scaled = Image.new("RGB", (grid.width, grid.height + 48), "white")
+    scaled.paste(grid)
+    draw, font = ImageDraw.Draw(scaled), ImageFont.load_default(14)
+    top = grid.height + 2
+    draw.text((8, top), "least", fill="black", font=font)
+    scaled.paste(bar, (50, top + 2))
+    draw.text((58 + _BAR, top), "most attended patch of the image", fill="black", font=font)
+    average = f"numbers: fraction of the attention that a patch receives; average {percent(1 / patches, 1)}"
+    draw.text((8, top + 20), average, fill="black", font=font)
+    return scaled
 
 
 def _overlay(image: Image.Image, strength: torch.Tensor) -> Image.Image:
@@ -51,8 +74,13 @@ def _overlay(image: Image.Image, strength: torch.Tensor) -> Image.Image:
     low, high = strength.min(), strength.max()
     levels = ((strength - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8).numpy()
     smooth = np.asarray(Image.fromarray(levels).resize(image.size, Image.Resampling.BILINEAR), dtype=np.float32)
+    return _blended(image, smooth)
+
+
+def _blended(image: Image.Image, levels: np.ndarray) -> Image.Image:
+    """Blend a gray image with the colors of levels from 0 to 255."""
     heights = np.linspace(0, 255, len(_COLORS))
-    heat = np.stack([np.interp(smooth, heights, channel) for channel in _COLORS.T], axis=-1)
+    heat = np.stack([np.interp(levels, heights, channel) for channel in _COLORS.T], axis=-1)
     return Image.blend(image.convert("L").convert("RGB"), Image.fromarray(heat.astype(np.uint8)), 0.55)
 
 

@@ -110,7 +110,7 @@ def orthogonal_together(matrices: Tensor) -> Tensor:
 
 def orthogonal(matrices: Tensor) -> Tensor:
     """Return roughly the nearest orthogonal matrices [K, rows, columns]: singular values between about 0.7 and 1.2."""
-    x = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
+    x = matrices.to(torch.bfloat16 if matrices.device.type == "cuda" else torch.float32)
     tall = x.shape[1] > x.shape[2]
     if tall:
         x = x.mT

@@ -38,6 +38,8 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
             scale *= config.adamw_lr / config.lr
         new = {"params": [], "weight_decay": decay, "lr_scale": scale} | ({"matrices": True} if matrix else {})
         groups.setdefault((decay, scale, matrix), new)["params"].append(p)
+    if not groups:
+        raise UserError("model.freeze = all: nothing is left to train, because the model has no head")
     return list(groups.values())
 
 

@@ -1,0 +1,1 @@
+"""Check whether training can be trusted on this machine, and how fast it is."""

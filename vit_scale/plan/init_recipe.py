@@ -1,0 +1,145 @@
+"""From a dataset to a recipe: look at data and system, choose a model, measure its speed, and write it down."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from vit_scale.config import DataConfig
+from vit_scale.cost.hardware import peak
+from vit_scale.data.data import Data, open_data
+from vit_scale.errors import UserError
+from vit_scale.format import memory_size
+from vit_scale.hub import has_weights, is_hub_reachable
+from vit_scale.plan.look_at_data import DataFacts, look_at_data
+from vit_scale.plan.measure_speed import images_per_second
+from vit_scale.plan.suggest import (
+    Candidate,
+    Choice,
+    MachineFacts,
+    batch_size,
+    choose,
+    epochs_for,
+    fine_tuned,
+    from_scratch,
+    suggest,
+    with_smaller_model,
+)
+from vit_scale.plan.write_recipe import recipe_text, recipe_tree
+from vit_scale.recipe import build_config
+
+ASSUMED_MFU = {"cpu": 0.5, "cuda": 0.15}
+"""For the first choice of a model; its speed is measured then."""
+MIN_SIDE_TO_FINE_TUNE = 24
+MAX_MEASURED = 3
+
+
+@dataclass(frozen=True)
+class Suggested:
+    """A recipe and what it was made from."""
+
+    text: str
+    facts: DataFacts
+    machine: MachineFacts
+    choices: list[Choice]
+
+
+def init_recipe(source: str, minutes: float, info: Callable[[str], None] = lambda text: None) -> Suggested:
+    """Return a recipe that trains on `source` on this system in about `minutes`; `info` is called with progress lines.
+
+    Raises `UserError` if the data cannot be opened.
+    """
+    info(f"Reading {source} ...")
+    data = open_data(DataConfig(source=source), seed=0)
+    facts = look_at_data(source, data)
+    machine = machine_facts()
+    for line in (*data.file_notes, describe_data(facts)):
+        info(line)
+    info(describe_machine(machine))
+    candidates = available_models(facts)
+    if candidates[0].weights is None:
+        info("No published weights: neither in the local cache nor is the Hub reachable. Training from scratch.")
+    candidate, epochs, batch, speed = _measured_choice(candidates, data, facts, machine, 60 * minutes, info)
+    choices = suggest(candidate, facts, epochs=epochs, batch=batch, images_per_second=speed, minutes=minutes)
+    header = [
+        f"Written by vit-scale init for {machine.name}: about {minutes:g} minutes.",
+        "Longer: raise schedule.epochs. All options: python launch/train.py --help",
+    ]
+    return Suggested(recipe_text(choices, header), facts, machine, choices)
+
+
+def machine_facts() -> MachineFacts:
+    """Return the devices, memory and cores of this system."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not torch.cuda.is_available():
+        flops = peak(torch.device("cpu")).flops or 1e11
+        return MachineFacts("cpu", f"a CPU with {cores} cores", psutil.virtual_memory().available, cores, 1, flops)
+    devices, name = torch.cuda.device_count(), torch.cuda.get_device_name(0)
+    flops = devices * (peak(torch.device("cuda", 0)).flops or 5e13)
+    memory = torch.cuda.get_device_properties(0).total_memory
+    return MachineFacts("cuda", f"{devices} x {name}" if devices > 1 else name, memory, cores, devices, flops)
+
+
+def available_models(facts: DataFacts) -> list[Candidate]:
+    """Return models to choose from, the largest first: published ones if their weights can be had."""
+    if min(facts.size) >= MIN_SIDE_TO_FINE_TUNE:
+        online = is_hub_reachable()
+        published = [model for model in fine_tuned() if online or (model.weights and has_weights(model.weights))]
+        if published:
+            return published
+    return list(from_scratch(facts))
+
+
+def describe_data(facts: DataFacts) -> str:
+    """Return a line about the data."""
+    sizes = facts.class_sizes
+    smallest, largest = min(sizes, key=lambda name: sizes[name]), max(sizes, key=lambda name: sizes[name])
+    color = {1: "grayscale", 3: "color"}.get(facts.channels, f"{facts.channels} channels")
+    return (
+        f"  {facts.train_images:,} training and {facts.val_images:,} validation images of {facts.classes:,} classes, "
+        f"{color}, about {facts.size[0]} x {facts.size[1]} pixels; "
+        f"smallest class {smallest} ({sizes[smallest]:,}), largest {largest} ({sizes[largest]:,})"
+    )
+
+
+def describe_machine(machine: MachineFacts) -> str:
+    """Return a line about the system."""
+    return f"  {machine.name}, {memory_size(machine.memory)} of memory, {machine.flops / 1e9:,.0f} GFLOP/s"
+
+
+def _measured_choice(
+    candidates: list[Candidate],
+    data: Data,
+    facts: DataFacts,
+    machine: MachineFacts,
+    seconds: float,
+    info: Callable[[str], None],
+) -> tuple[Candidate, float, int, float]:
+    """Return the model, epochs, batch size and images per second of the largest model that fits in `seconds`."""
+    flops = ASSUMED_MFU[machine.device] * machine.flops
+    candidate = choose(candidates, facts, seconds, flops)
+    for _ in range(MAX_MEASURED):
+        expected = max(0.01, 0.85 * seconds * flops / (6 * candidate.macs) / facts.train_images)
+        batch = batch_size(candidate, facts, min(expected, epochs_for(candidate, facts, seconds, 1e9)))
+        info(f"Measuring {candidate.model['name']} at {candidate.img_size} pixels on this system ...")
+        trial = suggest(candidate, facts, epochs=1, batch=batch, images_per_second=1, minutes=1)
+        speed = machine.devices * images_per_second(build_config(recipe_tree(trial)), data)
+        epochs = epochs_for(candidate, facts, seconds, speed)
+        info(f"  {speed:,.0f} images/s: {epochs:.2g} epochs in {seconds / 60:g} minutes")
+        smaller = with_smaller_model(candidates, candidate)
+        if epochs >= 1 or smaller is candidate:
+            break
+        candidate = smaller
+    return candidate, epochs, batch_size(candidate, facts, epochs), speed
+
+
+def check_source(source: str) -> str:
+    """Return the source as a recipe names it; raises `UserError` for a file."""
+    if Path(source).is_file():
+        raise UserError(f"{source}: is a file; expected a directory with one subdirectory of images per class")
+    return source
