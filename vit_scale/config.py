@@ -36,8 +36,8 @@ Strategy = Literal["ddp", "zero1", "zero2", "zero3"]
 class TaskConfig:
     """What is learned."""
 
-    name: Literal["classify"] = "classify"
-    """`classify`: one label per image."""
+    name: Literal["classify", "mae"] = "classify"
+    """`classify`: one label per image; `mae`: reconstruct masked patches, without labels (options in `mae`)."""
 
 
 @dataclass(config=_TREE, frozen=True, kw_only=True)
@@ -388,6 +388,44 @@ class Length:
     epochs: Positive | None = None
 
 
+@dataclass(config=_TREE, frozen=True, kw_only=True)
+class DistillConfig:
+    """Distillation: with a teacher, `task.name=classify` learns from its outputs."""
+
+    teacher: str | None = None
+    """Teacher: `timm/<name>` from the Hub, a run directory, or a weights file of `model.name`; null: no distillation."""
+    kind: Literal["hard", "soft", "kl"] = "hard"
+    """`hard`: cross entropy with the teacher's class; `soft`: T^2 x KL divergence from the teacher's probabilities,
+    averaged over images; `kl`: the same without labels (`alpha` is 1)."""
+    alpha: Fraction = 0.5
+    """Weight of the teacher's loss; the labels' loss has 1 - alpha."""
+    temperature: Positive = 1.0
+    """Temperature T of `soft` and `kl`."""
+    features: tuple[tuple[CountOrZero, CountOrZero], ...] = ()
+    """Pairs of (block of the student, block of a ViT teacher), numbered from 0: match the teacher's patch tokens through
+    a learned projection. Empty: off."""
+    features_weight: NotNegative = 1.0
+    """Weight of the feature loss."""
+    cache: Bool = False
+    """Compute the teacher's outputs once per training image; needs inputs without random augmentation or mixing."""
+
+
+@dataclass(config=_TREE, frozen=True, kw_only=True)
+class MaeConfig:
+    """Masked autoencoder pre-training (`task.name=mae`)."""
+
+    mask_ratio: Annotated[float, Strict(), Field(gt=0, lt=1)] = 0.75
+    """Fraction of the patches that the encoder does not see."""
+    norm_pixels: Bool = True
+    """Normalize the target by the mean and variance of each patch."""
+    decoder_dim: Count = 512
+    """Token dimension of the decoder."""
+    decoder_depth: Count = 8
+    """Number of decoder blocks."""
+    decoder_heads: Count = 16
+    """Number of attention heads of the decoder; must divide `decoder_dim`."""
+
+
 def _section(section: type) -> object:
     return Field(default_factory=section)
 
@@ -418,9 +456,16 @@ class Config:
     """Run directory, checkpointing, evaluation and logging."""
     track: TrackConfig = _section(TrackConfig)  # type: ignore[assignment]
     """Experiment tracking."""
+    distill: DistillConfig = _section(DistillConfig)  # type: ignore[assignment]
+    """Distillation."""
+    mae: MaeConfig = _section(MaeConfig)  # type: ignore[assignment]
+    """Masked autoencoder pre-training."""
     written_for: dict[str, Length] = Field(default_factory=dict, exclude=True)
     """Not an option: the length that options in `SCALED` were set for, if a later layer sets the length."""
 
+
+TASK_SECTIONS = {"distill": "classify", "mae": "mae"}
+"""Sections of options of one task, and that task."""
 
 SCALED = ("schedule.warmup_steps", "schedule.warmup_epochs", "augment.no_mix_epochs")
 """Options that are scaled with the training length if a later layer sets one that they do not fit."""

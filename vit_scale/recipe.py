@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from vit_scale.config import ALTERNATIVES, RENAMED, SCALED, Config, with_current_names
+from vit_scale.config import ALTERNATIVES, RENAMED, SCALED, TASK_SECTIONS, Config, with_current_names
 from vit_scale.errors import UserError, nearest
 from vit_scale.models.variants import check_model_name
 from vit_scale.schedule import nearest_divisors
@@ -334,8 +334,23 @@ def _check_conflicts(config: Config) -> None:
             "nonzero target as present, so label smoothing must be 0"
         )
     _check_balance(config)
+    _check_task_sections(config)
     if augment.rand_augment and augment.rand_magnitude is not None:
         raise UserError("augment.rand_augment and augment.rand_magnitude are both set: use one of the two")
+
+
+def _check_task_sections(config: Config) -> None:
+    """Reject options of a task that is not selected, unless they have their default."""
+    for section, task in TASK_SECTIONS.items():
+        options, default = getattr(config, section), _sections()[section]()
+        changed = next((name for name, _ in _fields(section) if getattr(options, name) != getattr(default, name)), None)
+        if changed is None:
+            continue
+        key = f"{section}.{changed} = {getattr(options, changed)}"
+        if config.task.name != task:
+            raise UserError(f"{key}: requires task.name = {task}; task.name is {config.task.name}")
+        if section == "distill" and config.distill.teacher is None:
+            raise UserError(f"{key}: requires distill.teacher, e.g. distill.teacher=timm/resnet18")
 
 
 def _check_balance(config: Config) -> None:

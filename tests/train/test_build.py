@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
 from PIL import Image
@@ -33,12 +33,12 @@ def test_whitened_patches_are_those_of_the_first_images_of_the_run(
 
 
 def test_whitening_needs_images_by_index(tmp_path: Path, root: Path) -> None:
-    source = tmp_path / "images"
-    for split, label in itertools.product(("train", "validation"), ("a", "b")):
-        (source / split / label).mkdir(parents=True)
-        for i in range(4):
-            Image.new("L", (8, 8), 40 * i).save(source / split / label / f"{i}.png")
-    options = [*OPTIONS, f"data.source={source}", "data.streaming=true", f"run.dir={tmp_path}/run"]
+    images = [Image.new("L", (8, 8), 40 * i) for i in range(4)]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    for split in ("train", "validation"):
+        rows = {"image": images, "label": [0, 1, 0, 1]}
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / f"images/{split}.parquet")
+    options = [*OPTIONS, f"data.source={tmp_path}/images", "data.streaming=true", f"run.dir={tmp_path}/run"]
     with pytest.raises(UserError, match="model.init = 'whitened'.*streaming"):
         build_run(load_recipe(root / "recipes/debug.yaml", options), "debug")
     assert not (tmp_path / "run").exists()
