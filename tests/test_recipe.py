@@ -262,6 +262,17 @@ def test_contract_names_exist() -> None:
         "optim.layer_decay",
         "ema.decay",
         "track.wandb",
+        "distill.teacher",
+        "distill.kind",
+        "distill.alpha",
+        "distill.temperature",
+        "distill.features",
+        "distill.cache",
+        "mae.mask_ratio",
+        "mae.norm_pixels",
+        "mae.decoder_dim",
+        "mae.decoder_depth",
+        "mae.decoder_heads",
     ]
     assert set(names) <= set(flatten(Config()))
     sections = list(dict.fromkeys(key.split(".")[0] for key in flatten(Config())))
@@ -277,4 +288,6 @@ def test_contract_names_exist() -> None:
         "parallel",
         "run",
         "track",
+        "distill",
+        "mae",
     ]

@@ -393,7 +393,7 @@ class DistillConfig:
     """Distillation: with a teacher, `task.name=classify` learns from its outputs."""
 
     teacher: str | None = None
-    """Teacher: `timm/<name>` from the Hub, a run directory, or a weights file of `model.name`; null: no distillation."""
+    """Teacher: `timm/<name>` from the Hub, a run directory or a weights file of `model.name`; null: no distillation."""
     kind: Literal["hard", "soft", "kl"] = "hard"
     """`hard`: cross entropy with the teacher's class; `soft`: T^2 x KL divergence from the teacher's probabilities,
     averaged over images; `kl`: the same without labels (`alpha` is 1)."""
@@ -402,8 +402,8 @@ class DistillConfig:
     temperature: Positive = 1.0
     """Temperature T of `soft` and `kl`."""
     features: tuple[tuple[CountOrZero, CountOrZero], ...] = ()
-    """Pairs of (block of the student, block of a ViT teacher), numbered from 0: match the teacher's patch tokens through
-    a learned projection. Empty: off."""
+    """Pairs of (block of the student, block of a ViT teacher), numbered from 0: match the teacher's patch tokens
+    through a learned projection. Empty: off."""
     features_weight: NotNegative = 1.0
     """Weight of the feature loss."""
     cache: Bool = False

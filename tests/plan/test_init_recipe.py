@@ -13,6 +13,7 @@ from vit_scale.commands.init import default_path, main
 from vit_scale.errors import UserError
 from vit_scale.plan import init_recipe as init
 from vit_scale.plan.look_at_data import DataFacts
+from vit_scale.plan.suggest import fine_tuned
 from vit_scale.recipe import load_recipe
 
 SPEED = 400.0
@@ -67,6 +68,26 @@ def test_recipe_trains_well_as_it_is(here: Path, fresh_accelerate: None) -> None
     config = load_recipe("data.yaml", ["track.wandb=disabled", "run.dir=run"])
     assert run_recipe(config, "data.yaml") == 0
     assert json.loads(Path("run/summary.json").read_text())["best/val/top1"] > 0.8
+
+
+PHOTOS = DataFacts("photos", 5_000, 500, {"cat": 2_500, "dog": 2_500}, 3, (480, 640), 5e-3)
+
+
+def test_models_that_do_not_fit_in_memory_are_not_suggested() -> None:
+    published = list(fine_tuned())
+    assert init.fitting(published, PHOTOS, 64 * 2**30) == (published, None)
+    base_needs_more, note = init.fitting(published, PHOTOS, 2**30)
+    assert {candidate.model["name"] for candidate in base_needs_more} == {
+        "vit_small_patch16_224",
+        "vit_tiny_patch16_224",
+    }
+    assert note == "Too large for 1.00 GiB of memory: vit_base_patch16_224."
+    assert init.fitting(published, PHOTOS, 1)[0] == published[-1:]
+
+
+def test_memory_includes_weights_gradients_optimizer_state_and_ema() -> None:
+    base = next(fine_tuned())
+    assert 20 * 85.8e6 < init.training_memory(base, PHOTOS) < 30 * 85.8e6
 
 
 def test_speed_is_measured_on_the_images_themselves(fresh_accelerate: None) -> None:

@@ -32,11 +32,14 @@ from vit_scale.plan.suggest import (
 )
 from vit_scale.plan.write_recipe import recipe_text, recipe_tree
 from vit_scale.recipe import build_config
+from vit_scale.report.model_report import report_on
 
 ASSUMED_MFU = {"cpu": 0.5, "cuda": 0.15}
 """For the first choice of a model; its speed is measured then."""
 MIN_SIDE_TO_FINE_TUNE = 24
 MAX_MEASURED = 3
+SMALLEST_MICRO_BATCH = 4
+"""A model that does not fit with as few images is not suggested: `batch.micro: auto` could still train it, slowly."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,9 @@ def init_recipe(source: str, minutes: float, info: Callable[[str], None] = lambd
     candidates = available_models(facts)
     if candidates[0].weights is None:
         info("No published weights: neither in the local cache nor is the Hub reachable. Training from scratch.")
+    candidates, note = fitting(candidates, facts, machine.memory)
+    if note:
+        info(note)
     candidate, epochs, batch, speed = _measured_choice(candidates, data, facts, machine, 60 * minutes, info)
     choices = suggest(candidate, facts, epochs=epochs, batch=batch, images_per_second=speed, minutes=minutes)
     header = [
@@ -93,6 +99,27 @@ def available_models(facts: DataFacts) -> list[Candidate]:
         if published:
             return published
     return list(from_scratch(facts))
+
+
+def fitting(candidates: list[Candidate], facts: DataFacts, memory: int) -> tuple[list[Candidate], str | None]:
+    """Return the models whose training fits in `memory` bytes per device, and a line about larger ones.
+
+    The smallest model remains in any case.
+    """
+    needed = {index: training_memory(candidate, facts) for index, candidate in enumerate(candidates)}
+    fit = [candidate for index, candidate in enumerate(candidates) if needed[index] <= memory]
+    if len(fit) == len(candidates):
+        return candidates, None
+    names = dict.fromkeys(candidate.model["name"] for candidate in candidates if candidate not in fit)
+    note = f"Too large for {memory_size(memory)} of memory: {', '.join(names)}."
+    return fit or candidates[-1:], note
+
+
+def training_memory(candidate: Candidate, facts: DataFacts) -> int:
+    """Return the bytes that a training step of `candidate` needs with the smallest micro-batch."""
+    model = {**candidate.model, "num_classes": facts.classes, "in_chans": facts.channels}
+    report = report_on(build_config({"model": model, "schedule": {"steps": 1}, "ema": {"decay": 0.99}}))
+    return sum(report.memory["ddp"].values()) + SMALLEST_MICRO_BATCH * report.activations.total
 
 
 def describe_data(facts: DataFacts) -> str:
