@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -20,6 +20,11 @@ class HostCopies:
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensors] = {}
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield all buffers."""
+        for copies in self._buffers.values():
+            yield from copies.values()
 
     @torch.no_grad()
     def take(self, group: str, tensors: Iterable[tuple[str, torch.Tensor | None]]) -> Tensors:

@@ -18,6 +18,7 @@ import json
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
@@ -69,6 +70,10 @@ class CheckpointFolder:
         if rank == 0:
             self._remove_partial()
             self._rename_later_checkpoints(step)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield the copies in host memory that checkpoints are written from."""
+        return self._copies.tensors()
 
     def save(self, snapshot: Snapshot, meta: dict[str, Any]) -> None:
         """Copy `snapshot` now and write it in the background; all ranks must call it.

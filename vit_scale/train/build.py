@@ -27,6 +27,7 @@ from vit_scale.data.sample_images import load_sample_images
 from vit_scale.data.sources.streams import StreamSource, count_images
 from vit_scale.errors import UserError
 from vit_scale.kernels.cpu import limit_threads
+from vit_scale.kernels.forked_memory import release_in_workers
 from vit_scale.launcher import is_main_process, world_size
 from vit_scale.models.attention import check_attention_kernel
 from vit_scale.models.interface import backbone_of
@@ -98,6 +99,7 @@ def build_run(
         recorded = recorded_micro_batch(opened.checkpoint, basis) if config.batch.micro == "auto" else None
         state, plan, batch_note = _build_state(config, plan, task, model, strategy, recorded, decided)
         session = call_on_main(lambda: secrets.token_hex(4))
+        release_in_workers(state)
         if opened.checkpoint:
             phase.next("Reading the checkpoint")
             state.restore(Checkpoint(opened.checkpoint))
@@ -116,6 +118,7 @@ def build_run(
             step=state.step,
             timeout_seconds=config.parallel.timeout_seconds,
         )
+        release_in_workers(checkpoints)
         record = SilentRecord(terminal)
         run = Run(config, plan, opened.run_dir, task, state, loaders, checkpoints, record, cost, check, basis)
         if terminal.enabled:

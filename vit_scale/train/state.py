@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +50,19 @@ class TrainState:
         skipped = (~norm.isfinite()).float().to(self.skipped_steps.device)
         self.skipped_steps += skipped
         self.consecutive_skipped_steps = (self.consecutive_skipped_steps + 1) * skipped
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield every large tensor that this rank holds: weights, gradients, optimizer state and EMA."""
+        optimizer = self.engine.shards.torch_optimizer
+        parameters = [*self.model.parameters(), *(p for group in optimizer.param_groups for p in group["params"])]
+        for parameter in parameters:
+            yield parameter
+            if parameter.grad is not None:
+                yield parameter.grad
+        for state in optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+        if self.ema is not None:
+            yield from (piece.tensor for piece in self.ema.pieces().values())
 
     # ---------------------------------------------------------------------------------------------------- Snapshot
 

@@ -22,6 +22,7 @@ from vit_scale.data.loading.batches import WorkerBatch
 from vit_scale.data.loading.slots import PREFETCH
 from vit_scale.data.sources.streams import StreamSource
 from vit_scale.errors import UserError
+from vit_scale.kernels.forked_memory import release_inherited_memory
 from vit_scale.kernels.malloc import retain_freed_memory
 
 _SMALL_IMAGE_BYTES = 8192
@@ -130,6 +131,7 @@ class Workers:
 
 def _start_worker(closing: torch.Tensor, worker: int) -> None:
     """Called first in each worker."""
+    release_inherited_memory()
     # Everything imported stays: otherwise the garbage collector would traverse it again and again, and each worker
     # would get its own copy of the pages.
     gc.freeze()
