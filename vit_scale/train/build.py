@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -109,16 +110,7 @@ def build_run(
         notes += [weights_note, untrained_backbone_warning(config.model.freeze, config.model.weights), batch_note]
         for note in filter(None, [*notes, *opened.messages]):
             terminal.info(note)
-        checkpoints = CheckpointFolder(
-            opened.run_dir,
-            keep=config.run.keep,
-            rank=strategy.rank,
-            world=strategy.world,
-            session=session,
-            step=state.step,
-            timeout_seconds=config.parallel.timeout_seconds,
-        )
-        release_in_workers(checkpoints)
+        checkpoints = _checkpoint_folder(config, strategy, opened.run_dir, session, step=state.step)
         record = SilentRecord(terminal)
         run = Run(config, plan, opened.run_dir, task, state, loaders, checkpoints, record, cost, check, basis)
         if terminal.enabled:
@@ -150,6 +142,23 @@ def _build_state(
         plan, note = resolve_micro_batch(config, plan, task, state.engine, decided.precision)
     task.plan = plan
     return state, plan, note
+
+
+def _checkpoint_folder(
+    config: Config, strategy: Strategy, run_dir: Path, session: str, *, step: int
+) -> CheckpointFolder:
+    """Return where this rank writes checkpoints; `session` is the same on all ranks, and new in every launch."""
+    folder = CheckpointFolder(
+        run_dir,
+        keep=config.run.keep,
+        rank=strategy.rank,
+        world=strategy.world,
+        session=session,
+        step=step,
+        timeout_seconds=config.parallel.timeout_seconds,
+    )
+    release_in_workers(folder)
+    return folder
 
 
 def _decide(config: Config) -> Decided:
