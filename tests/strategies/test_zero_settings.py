@@ -133,23 +133,31 @@ def test_engine_that_does_not_match_is_rejected_by_name(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "threads"),
+    ("processes", "cores", "omp_threads", "threads"),
     [
-        ({"LOCAL_WORLD_SIZE": "8", "OMP_NUM_THREADS": "1"}, [12]),  # torchrun sets it
-        ({"LOCAL_WORLD_SIZE": "8"}, [12]),  # srun
-        ({"LOCAL_WORLD_SIZE": "8", "OMP_NUM_THREADS": "4"}, []),  # the user's choice
-        ({"LOCAL_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}, []),
-        ({"LOCAL_WORLD_SIZE": "128", "OMP_NUM_THREADS": "1"}, [1]),
+        (8, [range(96)] * 8, "1", [12]),  # torchrun sets it
+        (8, [range(12 * i, 12 * i + 12) for i in range(8)], None, [12]),  # srun: each task has cores of its own
+        (8, [range(96)] * 8, "4", []),  # the user's choice
+        (1, [range(96)], "1", []),
+        (128, [range(96)] * 128, "1", [1]),
     ],
+    ids=["torchrun", "srun", "chosen", "alone", "crowded"],
 )
 def test_offloaded_optimizer_uses_all_cores_of_the_node(
-    environment: dict[str, str], threads: list[int], monkeypatch: pytest.MonkeyPatch
+    processes: int, cores: list[range], omp_threads: str | None, threads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    for key, value in environment.items():
-        monkeypatch.setenv(key, value)
+    if omp_threads is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", omp_threads)
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, str(processes))
+
+    def gather(everyone: list, own: tuple) -> None:
+        everyone[:] = [(own[0], set(theirs)) for theirs in cores]
+
     used: list[int] = []
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(96)))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(cores[0]))
+    monkeypatch.setattr("torch.distributed.all_gather_object", gather)
     monkeypatch.setattr("torch.set_num_threads", used.append)
     use_all_threads()
     assert used == threads

@@ -7,15 +7,20 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from vit_scale import gpu
 from vit_scale.checkpoints.writer import CheckpointFolder
 from vit_scale.commands.train import main, parse
 from vit_scale.errors import UserError
+from vit_scale.record.terminal import Terminal
 from vit_scale.train.state import TrainState
 from vit_scale.trial import trial_run
+from vit_scale.trial.measurements import Measurements
 
 DEBUG = "recipes/debug.yaml"
 LaunchProcesses = Callable[..., list[subprocess.CompletedProcess]]
@@ -54,6 +59,31 @@ def test_slow_steps_are_fewer_unless_their_number_was_given(
     assert "3 instead of 20, because they are slow" in capsys.readouterr().out
     assert main([DEBUG, "--try", "8", "data.workers=0"]) == 0
     assert "because they are slow" not in capsys.readouterr().out
+
+
+def test_memory_on_a_gpu_is_that_of_steps_and_not_of_trying_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = [70_000_000_000]
+    monkeypatch.setattr(gpu, "reset_peak_memory", lambda device: peaks.append(0))
+    monkeypatch.setattr(gpu, "peak_memory", lambda device: peaks[-1])
+    monkeypatch.setattr(gpu, "synchronize", lambda device: None)
+
+    def take_step(run: Any, batch: None) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        run.state.step += 1
+        peaks[-1] = max(peaks[-1], 20_000_000_000)
+        return {"loss": torch.ones(())}, torch.ones(())
+
+    monkeypatch.setattr("vit_scale.train.loop.take_step", take_step)
+    run: Any = SimpleNamespace(
+        device=torch.device("cuda"),
+        plan=SimpleNamespace(steps=4),
+        state=SimpleNamespace(step=0, skipped_steps=torch.zeros(())),
+        record=SimpleNamespace(terminal=Terminal(enabled=False)),
+        task=SimpleNamespace(metrics=[]),
+    )
+    measured: Any = SimpleNamespace(read_steps=lambda *_: None, passed=lambda text: None)
+    trial_run._train(run, iter([[]] * 4), measured, limited=False)
+    Measurements.read_memory(measured, run.device)
+    assert measured.memory == 20_000_000_000
 
 
 def test_single_process_with_zero(launch: Callable[..., subprocess.CompletedProcess]) -> None:

@@ -15,6 +15,7 @@ from vit_scale.config import Config
 from vit_scale.models.interface import full_shape
 from vit_scale.schedule import Plan
 from vit_scale.strategies.loss_scale import deepspeed_loss_scale, scale_loss
+from vit_scale.strategies.processes import own_cores
 from vit_scale.strategies.shards import Shards
 from vit_scale.strategies.zero_forward import (
     HALF_DTYPES,
@@ -121,16 +122,14 @@ class ZeroStrategy:
 
 
 def use_all_threads() -> None:
-    """Share the cores of this node among its processes, for the optimizer of offloaded state.
+    """Use this process's share of the cores for the optimizer of offloaded state; all ranks must call it.
 
     Launchers allow each process a single thread, as if all work were on the GPU. A number that the user has set is
     respected, and data-loading workers keep their single thread.
     """
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if here == 1 or os.environ.get("OMP_NUM_THREADS", "1") != "1":
-        return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(max(1, cores // here))
+    cores = own_cores()
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 and os.environ.get("OMP_NUM_THREADS", "1") == "1":
+        torch.set_num_threads(cores)
 
 
 class ZeroEngine:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from vit_scale import gpu
 from vit_scale.config import Config
 from vit_scale.plan.data_size import DataSize
 from vit_scale.schedule import Plan, make_plan
@@ -82,9 +83,9 @@ class Measurements:
             self.pass_seconds = None if speed is None else run.plan.micro_batch / speed
 
     def read_memory(self, device: torch.device) -> None:
-        """Store the peak memory so far."""
-        if device.type == "cuda":
-            self.memory = torch.cuda.max_memory_allocated(device)
+        """Store the peak memory: on a GPU since the first step, otherwise of the process."""
+        if gpu.is_gpu(device):
+            self.memory = gpu.peak_memory(device)
         else:
             self.memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

@@ -24,6 +24,8 @@ from vit_scale.kernels.malloc import retain_freed_memory
 from vit_scale.launcher import is_main_process, silence_libraries, world_size
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from vit_scale.data.batch import Batch
     from vit_scale.record.terminal import Terminal
     from vit_scale.train.run import Run
@@ -170,13 +172,13 @@ def _built(config: Config, recipe: str, terminal: Terminal) -> Iterator[Run]:
 
 def _train(run: Run, batches: Iterator[list[Batch]], measured: Measurements, *, limited: bool) -> None:
     """Take all steps but the last RESUMED_STEPS. The first one is not timed if there are others: it is slower."""
-    import torch
-
+    from vit_scale import gpu
     from vit_scale.train.loop import take_step
 
+    gpu.reset_peak_memory(run.device)  # Trials of micro-batches needed more than training will.
     stop = run.plan.steps - min(RESUMED_STEPS, run.plan.steps // 2)
     times: list[tuple[float, float]] = []
-    losses: list[torch.Tensor] = []
+    losses: list[Tensor] = []
     terminal = run.record.terminal
     terminal.start(0, run.plan.steps, run.task.metrics)
     started = time.perf_counter()
@@ -187,8 +189,7 @@ def _train(run: Run, batches: Iterator[list[Batch]], measured: Measurements, *, 
         parts, _ = take_step(run, batch)
         terminal.advance(run.state.step)
         losses.append(parts["loss"])
-        if run.device.type == "cuda":
-            torch.cuda.synchronize(run.device)
+        gpu.synchronize(run.device)
         times.append((time.perf_counter() - start, loaded - start))
         if limited and run.state.step < stop and _is_time_up(time.perf_counter() - started, times, run):
             measured.is_slow = True
