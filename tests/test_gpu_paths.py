@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,15 @@ HOT_PATH = [
     "strategies/ema.py",
     "strategies/norms.py",
     "strategies/shards.py",
+    "strategies/zero.py",
+    "strategies/zero_forward.py",
+    "strategies/zero_shards.py",
     "tasks/task.py",
     "tasks/evaluate.py",
     "tasks/classify/classification.py",
     "tasks/classify/evaluator.py",
     "tasks/classify/loss.py",
+    "tasks/classify/class_weights.py",
     "tasks/classify/confusion.py",
     "tasks/classify/calibration.py",
     "data/mixing.py",
@@ -36,6 +41,8 @@ HOT_PATH = [
     "data/progressive.py",
     "data/batch.py",
     "models/vit.py",
+    "models/composite.py",
+    "models/timm_models.py",
     "models/block.py",
     "models/attention.py",
     "models/mlp.py",
@@ -45,6 +52,7 @@ HOT_PATH = [
     "models/drop_path.py",
     "kernels/fast_block.py",
     "kernels/residual.py",
+    "gpu.py",
 ]
 READS = {
     "item",
@@ -67,6 +75,7 @@ ALLOWED = {
     "train/meter.py::_read_device": "logged steps, the one synchronization",
     "train/state.py::numbers": "checkpoints",
     "strategies/norms.py::weight_norm": "the end of a run",
+    "strategies/zero.py::use_all_threads": "Python numbers, once",
     "tasks/task.py::metrics": "the end of an evaluation",
     "tasks/classify/evaluator.py::metrics": "the end of an evaluation",
     "tasks/classify/evaluator.py::report": "launch/eval.py",
@@ -76,18 +85,26 @@ ALLOWED = {
     "tasks/classify/confusion.py::counts": "the end of an evaluation",
     "tasks/classify/confusion.py::confusion_table": "the end of an evaluation",
     "tasks/classify/calibration.py::from_sums": "the end of an evaluation",
+    "tasks/classify/class_weights.py::_balanced": "host counts, once",
     "tasks/classify/classification.py::inputs": "positions, which stay on the host",
     "data/batch.py::first": "host tensors, for an image grid",
     "data/normalize.py::__init__": "host tensors, once",
     "models/drop_path.py::draw_kept": "on a CPU only",
     "models/dropout.py::drop_patches": "Python numbers",
     "models/vit.py::layer_id": "Python numbers",
+    "gpu.py::wait_for_downloads": "checkpoints",
 }
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text())
 
 
 def functions(path: Path) -> Iterator[tuple[str, list[ast.AST]]]:
     """Yield the functions of a file with their own nodes; `module` has the rest."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     owners: dict[ast.AST, str] = {}
 
@@ -126,27 +143,45 @@ def test_nothing_reads_the_device_between_two_logged_steps() -> None:
 
 
 def depends_on_gpu(node: ast.AST) -> bool:
-    """Whether a node asks for the kind of device, or for something of torch.cuda."""
+    """Whether a node names a GPU, asks for the kind of device, or for something of torch.cuda."""
+    if isinstance(node, ast.Constant):
+        return node.value in {"cuda", "nccl", "CUDA_VISIBLE_DEVICES"}
     if isinstance(node, ast.Compare):
-        sides = [node.left, *node.comparators]
-        names = {side.value for side in sides if isinstance(side, ast.Constant)}
-        return bool(names & {"cuda", "cpu"})
+        return any(isinstance(side, ast.Constant) and side.value == "cpu" for side in [node.left, *node.comparators])
     if isinstance(node, ast.Attribute):
-        text = ast.unparse(node)
-        return text.startswith("torch.cuda.") or text == "gpu.is_gpu"
-    return False
+        return is_of_torch_cuda(node) or node.attr in {"is_gpu", "is_cuda"}
+    return isinstance(node, ast.Name) and node.id == "is_gpu"
+
+
+def is_of_torch_cuda(node: ast.Attribute) -> bool:
+    """Whether a node is `torch.cuda.<name>`."""
+    return isinstance(node.value, ast.Attribute) and ast.unparse(node.value) == "torch.cuda"
+
+
+def files() -> Iterator[Path]:
+    """Yield the files of the library, without the doctor: it reports what it finds on the GPU itself."""
+    for file in sorted(LIBRARY.rglob("*.py")):
+        if "doctor" not in str(file.relative_to(LIBRARY)):
+            yield file
 
 
 def gpu_places() -> set[str]:
-    """Return `vit_scale/file.py::function` for every place that behaves differently with a GPU."""
+    """Return `vit_scale/file.py::function` for every place that behaves differently with a GPU; also of constants."""
     found = set()
-    for file in sorted(LIBRARY.rglob("*.py")):
-        if "doctor" in str(file.relative_to(LIBRARY)):
-            continue  # It reports what it finds on the GPU itself.
+    for file in files():
         for function, nodes in functions(file):
-            if any(map(depends_on_gpu, nodes)):
+            if function != "module" and any(map(depends_on_gpu, nodes)):
                 found.add(f"{file.relative_to(ROOT)}::{function}")
+        for node in parsed(file).body:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and any(map(depends_on_gpu, ast.walk(node))):
+                found |= {f"{file.relative_to(ROOT)}::{name}" for name in assigned(node)}
     return found
+
+
+def assigned(node: ast.Assign | ast.AnnAssign) -> list[str]:
+    """Return the names that a statement assigns to."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 @pytest.fixture(scope="module")
@@ -166,10 +201,41 @@ def test_docs_list_every_place_that_depends_on_a_gpu(documented: set[str]) -> No
 
 
 def test_places_in_the_docs_exist(documented: set[str]) -> None:
-    defined = {
-        f"{file.relative_to(ROOT)}::{node.name}"
-        for file in LIBRARY.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.ClassDef)
-    }
+    defined = set()
+    for file in files():
+        for node in ast.walk(parsed(file)):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                defined.add(f"{file.relative_to(ROOT)}::{node.name}")
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                defined |= {f"{file.relative_to(ROOT)}::{name}" for name in assigned(node)}
     assert documented - defined == set()
+
+
+def test_tests_in_the_docs_exist() -> None:
+    """A row names a file, and after it functions of the last one."""
+    text, file, named = (ROOT / "docs" / "gpus.md").read_text(), "", []
+    for path, function in re.findall(r"`((?:vit_scale|tests)/[\w/]+\.py)?(?:::(\w+))?`", text):
+        file = path or file
+        if function and file.startswith("tests/"):
+            named.append((file, function))
+        elif "/test_" in path:
+            named.append((path, "test_"))
+    assert len(named) > 20
+    assert [each for each in named if f"def {each[1]}" not in (ROOT / each[0]).read_text()] == []
+
+
+OF_TORCH_CUDA = re.compile(r"synchronize|empty_cache|\w*[sS]tream|Event|\w*[gG]raph\w*|\w*memory_\w+|\w*_stats")
+OF_TENSORS_AND_STREAMS = {"pin_memory", "is_pinned", "record_stream", "record_event", "wait_event", "wait_stream"}
+
+
+def test_streams_and_pinned_memory_are_behind_one_seam() -> None:
+    """Everything else can be replaced by a stand-in."""
+    found = set()
+    for file in files():
+        for node in ast.walk(parsed(file)):
+            if isinstance(node, ast.Attribute) and (
+                node.attr in OF_TENSORS_AND_STREAMS or (is_of_torch_cuda(node) and OF_TORCH_CUDA.fullmatch(node.attr))
+            ):
+                found.add(f"{file.relative_to(LIBRARY)}: {ast.unparse(node)}")
+    assert {place for place in found if not place.startswith("gpu.py")} == set()
+    assert len(found) > 5, "those of gpu.py itself"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from types import SimpleNamespace
 
@@ -40,6 +41,16 @@ def test_task_with_one_visible_gpu_uses_local_rank_0() -> None:
 
 def test_existing_rank_takes_precedence_over_srun() -> None:
     assert slurm_variables(TASK | {"RANK": "3", "WORLD_SIZE": "4"}) == {}
+
+
+def test_gpus_are_hidden_from_a_run_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `accelerate launch --cpu` starts it, before torch is imported."""
+    monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": "0,1"})
+    launcher.adopt_launcher()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    launcher.adopt_launcher()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_shell_inside_an_allocation_is_a_single_process() -> None:

@@ -70,6 +70,11 @@ def reset_peak_memory(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
+def allocated_memory(device: torch.device) -> int:
+    """Return the bytes that this process has allocated on a GPU."""
+    return torch.cuda.memory_allocated(device)
+
+
 def peak_memory(device: torch.device) -> int:
     """Return the most bytes that this process had allocated on a GPU at a time, since `reset_peak_memory`."""
     return torch.cuda.max_memory_allocated(device)

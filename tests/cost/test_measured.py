@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from vit_scale import gpu
 from vit_scale.cost.measured import peak_bytes, peak_of_allocations
 
 MB = 2**20
@@ -35,3 +36,13 @@ def test_cpu_peak_counts_simultaneously_live_tensors() -> None:
         return torch.empty(3 * MB, dtype=torch.uint8)
 
     assert peak_bytes(work) == 3 * MB
+
+
+def test_gpu_peak_is_read_when_the_work_is_done_and_excludes_older_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    monkeypatch.setattr(gpu, "synchronize", lambda device: log.append("wait"))
+    monkeypatch.setattr(gpu, "reset_peak_memory", lambda device: log.append("reset"))
+    monkeypatch.setattr(gpu, "allocated_memory", lambda device: 100)
+    monkeypatch.setattr(gpu, "peak_memory", lambda device: (log.append("read"), 350)[1])
+    assert peak_bytes(lambda: log.append("work"), "cuda") == 250
+    assert log == ["wait", "reset", "work", "wait", "read"]

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from vit_scale import gpu
+
 
 def peak_bytes(work: Callable[[], object], device: str = "cpu") -> int:
     """Return the peak number of bytes that `work` has allocated through torch's allocator.
@@ -21,12 +23,13 @@ def peak_bytes(work: Callable[[], object], device: str = "cpu") -> int:
 
 
 def _peak_on_gpu(work: Callable[[], object]) -> int:
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
+    device = torch.device("cuda")
+    gpu.synchronize(device)
+    before = gpu.allocated_memory(device)
+    gpu.reset_peak_memory(device)
     held = work()
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - before
+    gpu.synchronize(device)
+    peak = gpu.peak_memory(device) - before
     del held
     return peak
 

@@ -7,6 +7,7 @@ import time
 
 import torch
 
+from vit_scale import gpu
 from vit_scale.config import Config
 from vit_scale.cost.training import training_cost
 from vit_scale.data.data import Data
@@ -59,8 +60,7 @@ def _measure(config: Config, data: Data, seconds: float) -> float:
             micro_batches = [next(batches) for _ in range(plan.accumulation)]
             update(task, state, micro_batches, lr=config.optim.lr, seed=0, clip_norm=config.optim.clip_norm)
             state.step += 1
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            gpu.synchronize(device)
             timed = step - 1
             if step >= 2 and time.perf_counter() - started > seconds:
                 break
