@@ -83,6 +83,26 @@ def test_interface_that_does_not_exist_is_broken(monkeypatch: pytest.MonkeyPatch
     assert found.value == f"{variable}=nosuch0: no such interface is up"
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "found"),
+    [
+        ("GLOO_SOCKET_IFNAME", "ib0", True),
+        ("GLOO_SOCKET_IFNAME", "ib0,eth0", True),
+        ("GLOO_SOCKET_IFNAME", "ib0,ib7", False),  # gloo needs each of them
+        ("GLOO_SOCKET_IFNAME", "ib", False),
+        ("NCCL_SOCKET_IFNAME", "ib", True),
+        ("NCCL_SOCKET_IFNAME", "bond,ib", True),
+        ("NCCL_SOCKET_IFNAME", "=ib", False),
+        ("NCCL_SOCKET_IFNAME", "=ib0", True),
+        ("NCCL_SOCKET_IFNAME", "^docker,lo", True),  # there is none to avoid
+        ("NCCL_SOCKET_IFNAME", "^=docker0", True),
+        ("NCCL_SOCKET_IFNAME", "^ib,eth,lo", False),
+    ],
+)
+def test_lists_of_interfaces_are_read_as_gloo_and_nccl_read_them(variable: str, value: str, found: bool) -> None:
+    assert network.finds_interface(variable, value, {"lo", "ib0", "eth0"}) == found
+
+
 def test_host_name_on_loopback_is_explained(monkeypatch: pytest.MonkeyPatch, setup: Setup) -> None:
     for variable in network.INTERFACE_VARIABLES:
         monkeypatch.delenv(variable, raising=False)

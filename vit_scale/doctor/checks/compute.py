@@ -31,7 +31,8 @@ def matmul(setup: Setup) -> list[Check]:
 def _matmul_on_gpu(index: int) -> Check:
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
-    name, precision, datasheet = f"matmul gpu {index}", resolve_precision("auto", device), peak(device)
+    name, precision = f"matmul gpu {index}", resolve_precision("auto", device)
+    datasheet = peak(device, precision)
     measured = matmul_speed(precision, device, 8192)
     numbers: dict[str, Any] = {"flops": measured, "datasheet": datasheet.flops}
     value = f"{measured / 1e12:,.0f} TFLOP/s in {precision}"

@@ -82,13 +82,10 @@ def interfaces(setup: Setup) -> Check:
     name = "network"
     up = {each for each, state in psutil.net_if_stats().items() if state.isup}
     for variable in INTERFACE_VARIABLES:
-        chosen = [each.strip("=^") for each in os.environ.get(variable, "").split(",") if each.strip("=^")]
-        # NCCL takes the beginnings of names, gloo whole names.
-        if chosen and not any(
-            each == one or ("NCCL" in variable and each.startswith(one)) for one in chosen for each in up
-        ):
+        value = os.environ.get(variable, "")
+        if value and not finds_interface(variable, value, up):
             advice = f"unset {variable}, or use one of {', '.join(sorted(up))}"
-            return broken(name, f"{variable}={','.join(chosen)}: no such interface is up", advice)
+            return broken(name, f"{variable}={value}: no such interface is up", advice)
     outside = sorted(up & set(_addresses()))
     listed = f"interfaces {', '.join(outside)}" if outside else "no interface except loopback"
     if os.environ.get("GLOO_SOCKET_IFNAME"):
@@ -99,6 +96,18 @@ def interfaces(setup: Setup) -> Check:
             name, value, advice=f"on several nodes: export GLOO_SOCKET_IFNAME={outside[0] if outside else 'eth0'}"
         )
     return works(name, f"{listed}; the host name resolves to one of them")
+
+
+def finds_interface(variable: str, value: str, up: set[str]) -> bool:
+    """Return whether `GLOO_SOCKET_IFNAME` or `NCCL_SOCKET_IFNAME` with this value finds an interface that is up.
+
+    gloo needs each name in the list; NCCL takes beginnings of names, after `=` names, after `^` those to avoid.
+    """
+    listed = [each for each in value.lstrip("^=").split(",") if each]
+    if not variable.startswith("NCCL"):
+        return up.issuperset(listed)
+    is_exact, avoids = "=" in value[:2], value.startswith("^")
+    return any(((each in listed) if is_exact else each.startswith(tuple(listed))) != avoids for each in up)
 
 
 def is_loopback_only() -> bool:
