@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from vit_scale.commands.init import default_path, main
@@ -160,3 +162,16 @@ def test_a_model_that_turns_out_slow_is_replaced_by_a_smaller_one(
     monkeypatch.setattr(init, "images_per_second", lambda config, data: 1.0)
     assert main(["data", "--minutes", "1"]) == 0
     assert load_recipe("data.yaml").model.depth == 4
+
+
+def test_gpus_are_counted_with_their_peak_in_the_precision_that_auto_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80_000_000_000)
+    )
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    found = init.machine_facts()
+    assert (found.name, found.devices, found.memory) == ("8 x NVIDIA A100-SXM4-80GB", 8, 80_000_000_000)
+    assert found.flops == 8 * 312e12

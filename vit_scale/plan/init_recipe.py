@@ -33,6 +33,7 @@ from vit_scale.plan.suggest import (
 from vit_scale.plan.write_recipe import recipe_text, recipe_tree
 from vit_scale.recipe import build_config
 from vit_scale.report.model_report import report_on
+from vit_scale.strategies.precision import resolve_precision
 
 ASSUMED_MFU = {"cpu": 0.5, "cuda": 0.15}
 """For the first choice of a model; its speed is measured then."""
@@ -86,7 +87,8 @@ def machine_facts() -> MachineFacts:
         flops = peak(torch.device("cpu")).flops or 1e11
         return MachineFacts("cpu", f"a CPU with {cores} cores", psutil.virtual_memory().available, cores, 1, flops)
     devices, name = torch.cuda.device_count(), torch.cuda.get_device_name(0)
-    flops = devices * (peak(torch.device("cuda", 0)).flops or 5e13)
+    device = torch.device("cuda", 0)
+    flops = devices * (peak(device, resolve_precision("auto", device)).flops or 5e13)
     memory = torch.cuda.get_device_properties(0).total_memory
     return MachineFacts("cuda", f"{devices} x {name}" if devices > 1 else name, memory, cores, devices, flops)
 
