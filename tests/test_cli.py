@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vit_scale.cli import COMMANDS, dispatch, main
+from vit_scale.cli import COMMANDS, command_line, dispatch, main
 from vit_scale.errors import UserError
 
 Launch = Callable[..., subprocess.CompletedProcess]
@@ -72,6 +72,21 @@ def test_unknown_command_error_suggests_the_nearest() -> None:
         dispatch(["trian"])
     with pytest.raises(UserError, match="available: init, train, plan"):
         dispatch(["xyzzy"])
+
+
+def test_printed_commands_work_in_the_working_directory(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = ("accelerate", "launch")
+    monkeypatch.chdir(root)
+    assert command_line("show", "runs/my cat") == "python launch/show_run.py 'runs/my cat'"
+    assert command_line("train", "a.yaml", launcher=launcher) == "accelerate launch launch/train.py a.yaml"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    assert command_line("show", "runs/a") == "vit-scale show runs/a"
+    assert command_line("train", "a.yaml", launcher=launcher) == "accelerate launch -m vit_scale train a.yaml"
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert command_line("show", "runs/a") == "python -m vit_scale show runs/a"
 
 
 def test_plan_is_a_dry_run(capsys: pytest.CaptureFixture[str], root: Path, tmp_path: Path) -> None:

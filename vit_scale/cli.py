@@ -6,8 +6,11 @@ import argparse
 import importlib
 import importlib.metadata
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from vit_scale.errors import RankError, UserError, did_you_mean
@@ -81,6 +84,22 @@ def dispatch(argv: Sequence[str]) -> int:
     # Usage texts start with the command as typed.
     sys.argv[0] = f"vit-scale {name}"
     return _main_of(command)([*command.arguments, *rest])
+
+
+def command_line(name: str, *arguments: str, launcher: Sequence[str] = ("python",)) -> str:
+    """Return command `name` as it works in the working directory: the script in launch/, or the installed command.
+
+    `launcher`: what starts the script, for multiple processes.
+    """
+    command = COMMANDS[name]
+    script = Path("launch", command.module.rpartition(".")[2]).with_suffix(".py")
+    if script.is_file():
+        words = [*launcher, str(script), *command.arguments]
+    elif tuple(launcher) == ("python",) and shutil.which("vit-scale"):
+        words = ["vit-scale", name]
+    else:
+        words = [*launcher, "-m", "vit_scale", name]
+    return shlex.join([*words, *arguments])
 
 
 def find_command(name: str) -> Command:

@@ -73,9 +73,9 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def counted(count: int, noun: str) -> str:
-    """Return `1 image` or `1,200 images`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return `1 image` or `1,200 images`; `plural`: if it is not the noun with an s."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {plural or f'{noun}s'}"
 
 
 def some(names: Sequence[str], shown: int = 3) -> str:

@@ -57,10 +57,19 @@ def test_constants_of_several_runs_are_listed_per_run(make_run: MakeRun) -> None
     assert render_page(runs).count("<dt>Weight decay</dt>") == 1
 
 
-def test_evaluations_are_plotted_even_if_they_never_change(make_run: MakeRun) -> None:
-    lines = lines_of(train__loss=[2.0, 2.0], val__top1=[0.1, 0.1])
+def test_loss_and_first_metric_are_plotted_even_if_they_never_change(make_run: MakeRun) -> None:
+    lines = lines_of(train__loss=[2.0, 2.0], val__top1=[0.1, 0.1], val__top5=[1.0, 1.0])
     [learning] = groups_with_data([read(make_run(lines=lines))]).values()
     assert [panel.title for panel in learning.panels] == ["Loss", "Top-1 accuracy"]
+    assert [(each.title, each.values) for each in learning.constants] == [("Top-5 accuracy", [(None, "100.00%")])]
+
+
+@pytest.mark.parametrize("values", [{"val__top5": [1.0]}, {"val__top5": [1.0, 1.0], "val_ema__top5": [1.0, 0.9]}])
+def test_metrics_of_one_evaluation_or_of_different_weights_are_plotted(
+    values: dict[str, list[float]], make_run: MakeRun
+) -> None:
+    [learning] = groups_with_data([read(make_run(lines=lines_of(**values)))]).values()
+    assert [panel.title for panel in learning.panels] == ["Top-5 accuracy"]
 
 
 def test_non_finite_values_are_counted_next_to_their_plot(make_run: MakeRun) -> None:

@@ -72,7 +72,7 @@ def test_recipe_trains_well_as_it_is(here: Path, fresh_accelerate: None) -> None
     assert json.loads(Path("run/summary.json").read_text())["best/val/top1"] > 0.8
 
 
-PHOTOS = DataFacts("photos", 5_000, 500, {"cat": 2_500, "dog": 2_500}, 3, (480, 640), 5e-3)
+PHOTOS = DataFacts({"source": "photos"}, 5_000, 500, {"cat": 2_500, "dog": 2_500}, 3, (480, 640), 5e-3)
 
 
 def test_models_that_do_not_fit_in_memory_are_not_suggested() -> None:
@@ -109,8 +109,23 @@ def test_next_commands_and_progress_are_printed(here: Path, capsys: pytest.Captu
     assert "Reading my photos ..." in output
     assert "Training from scratch" in output
     assert "Warning: class class1 has only" in output
-    for command in ("launch/train.py my-photos.yaml", "--try", "launch/eval.py runs/my-photos"):
+    for command in (" train my-photos.yaml", "--try", " eval runs/my-photos"):
         assert command in output
+
+
+def test_options_of_the_data_become_part_of_the_recipe(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_images(here / "data/pets", 2, 5, "RGB", 32)
+    write_images(here / "data/wild", 1, 5, "RGB", 32)
+    (here / "data/wild/class0").rename(here / "data/wild/class2")
+    with pytest.raises(UserError, match="data.class_level=1"):
+        main(["data"])
+    assert main(["data", "data.class_level=2", "--data.mean=[0.5,0.5,0.5]", "--minutes", "1"]) == 0
+    config = load_recipe("data.yaml")
+    assert (config.data.class_level, config.data.mean) == (2, (0.5, 0.5, 0.5))
+    assert "15 classes" not in capsys.readouterr().out
+    for wrong, message in (("optim.lr=1", "edit the recipe"), ("data.clas_level=2", "data.class_level")):
+        with pytest.raises(UserError, match=message):
+            main(["data", wrong, "--force"])
 
 
 def test_existing_file_is_overwritten_only_with_force(here: Path) -> None:
@@ -150,7 +165,7 @@ def test_default_file_is_in_recipes_if_there_is_such_a_directory(here: Path) -> 
 
 
 def test_published_weights_in_the_cache_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = DataFacts("x", 300, 60, {"a": 150, "b": 150}, 3, (300, 300), 1e-3)
+    facts = DataFacts({"source": "x"}, 300, 60, {"a": 150, "b": 150}, 3, (300, 300), 1e-3)
     monkeypatch.setattr(init, "has_weights", lambda name: "tiny" in name)
     assert {model.weights for model in init.available_models(facts)} == {"timm/vit_tiny_patch16_224.augreg_in21k"}
 

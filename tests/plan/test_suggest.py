@@ -19,9 +19,9 @@ from vit_scale.plan.suggest import (
 from vit_scale.plan.write_recipe import recipe_text, recipe_tree
 from vit_scale.recipe import build_config, load_recipe, to_tree
 
-SMALL = DataFacts("data", 50_000, 10_000, {str(i): 5_000 for i in range(10)}, 3, (32, 32), 1e-4)
-PHOTOS = DataFacts("photos", 300, 60, {str(i): 50 for i in range(6)}, 3, (480, 640), 5e-3)
-GRAY = DataFacts("digits", 1_617, 180, {str(i): 161 for i in range(10)}, 1, (28, 28), 1e-4)
+SMALL = DataFacts({"source": "data"}, 50_000, 10_000, {str(i): 5_000 for i in range(10)}, 3, (32, 32), 1e-4)
+PHOTOS = DataFacts({"source": "photos"}, 300, 60, {str(i): 50 for i in range(6)}, 3, (480, 640), 5e-3)
+GRAY = DataFacts({"source": "digits"}, 1_617, 180, {str(i): 161 for i in range(10)}, 1, (28, 28), 1e-4)
 KINDS = [SMALL, PHOTOS, GRAY]
 
 
@@ -30,7 +30,7 @@ def options(facts: DataFacts, candidate: Candidate, epochs: float) -> dict:
     return recipe_tree(suggest(candidate, facts, epochs=epochs, batch=batch, images_per_second=100, minutes=10))
 
 
-@pytest.mark.parametrize("facts", KINDS, ids=lambda facts: facts.source)
+@pytest.mark.parametrize("facts", KINDS, ids=lambda facts: facts.options["source"])
 @pytest.mark.parametrize("kind", [from_scratch, fine_tuned], ids=["scratch", "fine-tune"])
 def test_every_suggestion_is_a_valid_recipe_of_about_20_lines(facts: DataFacts, kind, tmp_path) -> None:  # type: ignore[no-untyped-def]
     for candidate in kind(facts) if kind is from_scratch else kind():

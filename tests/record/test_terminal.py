@@ -104,8 +104,7 @@ def test_log_file_gets_a_line_when_something_takes_long_and_few_afterwards() -> 
         if line := signs.due(started + second):
             lines.append(line)
             signs._last = started + second
-    assert lines[0] == "Opening the data (4s)"
-    assert lines[1] == "Opening the data (34s)"
+    assert lines[:3] == ["Opening the data (4s)", "Opening the data (8s)", "Opening the data (12s)"]
     assert len(lines) < 1000, "a log file of a week stays readable"
 
 
@@ -113,8 +112,8 @@ def test_logged_steps_delay_further_lines() -> None:
     signs, started = Signs(print), time.monotonic()
     signs._activities.append(Activity("step", 300, 7, since=started))
     signs._last = started + 20
-    assert signs.due(started + 49) is None
-    assert signs.due(started + 50) == "step 7/300 (50s)"
+    assert signs.due(started + 23) is None
+    assert signs.due(started + 24) == "step 7/300 (24s)"
 
 
 def test_nothing_is_printed_if_nothing_takes_long(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,11 +14,12 @@ from vit_scale.data.class_sizes import class_notes, describe_sizes, imbalance_no
 from vit_scale.data.images.decode import UnreadableImage, count_channels
 from vit_scale.data.sources.columns import find_image_column
 from vit_scale.data.sources.embedded import SyntheticSource
-from vit_scale.data.sources.splits import open_splits, pick_splits
+from vit_scale.data.sources.splits import open_splits, overlap_note, pick_splits, unused_splits
 from vit_scale.data.sources.streams import StreamSource, count_images, open_stream
 from vit_scale.data.sources.table_source import Source, hold_out
 from vit_scale.data.targets import ClassTarget, Columns, NoTarget, Target
 from vit_scale.errors import UserError
+from vit_scale.format import counted
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ def open_data(config: DataConfig, target: Target | None = None, *, seed: int) ->
         names,
         _channels(train),
         _describe(config.source, len(train), len(val), names),
-        {"split": _describe_split(config, val_split, names)} | describe_sizes(train.labels, names),
-        splits.notes,
+        {"split": _describe_split(config, splits.by_name, val_split, names)} | describe_sizes(train.labels, names),
+        splits.notes + overlap_note(config, splits.by_name),
         class_notes(train.labels, val.labels, names, config, is_held_out=val_split is None),
         None if config.balance else imbalance_note(train.labels, names, config),
     )
@@ -164,15 +165,19 @@ def _channels(source: Source) -> int:
 
 
 def _describe(source: str, train: int, val: int, names: tuple[str, ...]) -> str:
-    return f"{source} ({train:,} training images, {val:,} validation images{_classes(names)})"
+    return f"{source} ({counted(train, 'training image')}, {counted(val, 'validation image')}{_classes(names)})"
 
 
-def _describe_split(config: DataConfig, val_split: str | None, names: tuple[str, ...]) -> str:
+def _describe_split(
+    config: DataConfig, splits: Mapping[str, Any], val_split: str | None, names: tuple[str, ...]
+) -> str:
+    others = [f"{name} ({counted(len(splits[name]), 'image')})" for name in unused_splits(config, splits, val_split)]
+    unused = f"; not used: {', '.join(others)}" if others else ""
     if val_split is not None:
-        return f"{config.train_split} (training), {val_split} (validation)"
+        return f"{config.train_split} (training), {val_split} (validation){unused}"
     each = " of each class" if names else ""
-    return f"{100 * config.val_fraction:.3g}%{each} of {config.train_split} held out for validation"
+    return f"{100 * config.val_fraction:.3g}%{each} of {config.train_split} held out for validation{unused}"
 
 
 def _classes(names: tuple[str, ...]) -> str:
-    return f", {len(names):,} classes" if names else ""
+    return f", {counted(len(names), 'class', 'classes')}" if names else ""

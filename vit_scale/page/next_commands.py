@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from vit_scale.cli import command_line
 from vit_scale.page.runs import PageRun
 
 
@@ -19,17 +20,17 @@ class Command:
 def commands(run: PageRun) -> list[Command]:
     """Return commands to run from the directory in which the page was written."""
     folder, config = str(run.folder), str(run.folder / "config.yaml")
-    train = [*_launcher(run), "launch/train.py", config]
-    found = [_checkout(run)]
-    found.append(Command(shlex.join([*train, f"run.dir={folder}-again"]), "train again with the same options"))
+
+    def train(run_dir: str) -> str:
+        return command_line("train", config, f"run.dir={run_dir}", launcher=_launcher(run))
+
+    found = [_checkout(run), Command(train(f"{folder}-again"), "train again with the same options")]
     if not run.finished:
-        found.append(Command(shlex.join([*train, f"run.dir={folder}"]), "resume"))
+        found.append(Command(train(folder), "resume"))
     if offline := sorted(map(str, run.folder.glob("wandb/offline-run-*"))):
         found.append(Command(shlex.join(["wandb", "sync", *offline]), "upload to W&B"))
-    found.append(
-        Command(shlex.join(["python", "launch/show_batch.py", config]), "show training images after augmentation")
-    )
-    found.append(Command(shlex.join(["python", "launch/report.py", config]), "report parameters, MACs and memory"))
+    found.append(Command(command_line("batch", config), "show training images after augmentation"))
+    found.append(Command(command_line("report", config), "report parameters, MACs and memory"))
     return [command for command in found if command is not None]
 
 

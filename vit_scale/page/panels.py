@@ -47,6 +47,8 @@ class Panel:
     """Whether the vertical axis starts at zero."""
     steady: float | None = 0.0
     """Values within this fraction of their maximum are listed, not plotted; None: always plotted."""
+    min_points: int = 1
+    """Curves of fewer values are plotted even if they are steady."""
 
     @property
     def id(self) -> str:
@@ -151,9 +153,11 @@ def _constant(panel: Panel, runs: Sequence[PageRun]) -> Constant | None:
         curves = [run.metrics.curves[curve.key] for curve in panel.curves if curve.key in run.metrics.curves]
         if not curves:
             continue
-        logged = [value for value in curves[0].values() if value is not None]
+        logged = [value for curve in curves for value in curve.values() if value is not None]
+        if min(map(len, curves)) < panel.min_points:
+            return None
         if logged and (
-            len(logged) < len(curves[0]) or max(logged) - min(logged) > panel.steady * max(map(abs, logged))
+            len(logged) < sum(map(len, curves)) or max(logged) - min(logged) > panel.steady * max(map(abs, logged))
         ):
             return None
         values.append((index, panel.text(logged[-1]) if logged else "not finite"))
@@ -177,7 +181,8 @@ def _task_panels(runs: Sequence[PageRun], logged: list[str]) -> list[Panel]:
                 _evaluated(name),
                 "percent" if metric.percent else "fixed",
                 wide=index == 0,
-                steady=None,
+                steady=None if index == 0 else 0.0,
+                min_points=2,
             )
             for index, (name, metric) in enumerate(metrics.items())
         ),

@@ -11,6 +11,7 @@ import yaml
 
 from vit_scale.charts.figures import COLORS
 from vit_scale.checkpoints.run_dir import has_run, read_summary, runs_of
+from vit_scale.cli import command_line
 from vit_scale.config import with_current_names
 from vit_scale.errors import UserError
 from vit_scale.page.metrics import Metrics, read_metrics
@@ -74,7 +75,8 @@ def latest_run(recipe: str, overrides: Sequence[str] = ()) -> Path:
     trained = [Path(config.run.dir)] if config.run.dir else runs_of(recipe)
     if not trained or not has_run(trained[0]):
         where = config.run.dir or f"runs/{Path(recipe).stem}"
-        raise UserError(f"{recipe}: no run in {where} yet.\nTrain it first: python launch/train.py {recipe}")
+        train = command_line("train", recipe)
+        raise UserError(f"{recipe}: no run in {where} yet.\nTrain it first: {train}")
     return trained[0]
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -13,8 +13,7 @@ import torch
 from vit_scale.config import DataConfig
 from vit_scale.cost.hardware import peak
 from vit_scale.data.data import Data, open_data
-from vit_scale.errors import UserError
-from vit_scale.format import memory_size
+from vit_scale.format import counted, memory_size
 from vit_scale.hub import has_weights, is_hub_reachable
 from vit_scale.plan.look_at_data import DataFacts, look_at_data
 from vit_scale.plan.measure_speed import images_per_second
@@ -27,11 +26,13 @@ from vit_scale.plan.suggest import (
     epochs_for,
     fine_tuned,
     from_scratch,
+    in_minutes,
     suggest,
     with_smaller_model,
 )
 from vit_scale.plan.write_recipe import recipe_text, recipe_tree
 from vit_scale.recipe import build_config
+from vit_scale.record.terminal import Terminal
 from vit_scale.report.model_report import report_on
 from vit_scale.strategies.precision import resolve_precision
 
@@ -53,28 +54,34 @@ class Suggested:
     choices: list[Choice]
 
 
-def init_recipe(source: str, minutes: float, info: Callable[[str], None] = lambda text: None) -> Suggested:
-    """Return a recipe that trains on `source` on this system in about `minutes`; `info` is called with progress lines.
+def init_recipe(options: Mapping[str, Any], minutes: float, terminal: Terminal) -> Suggested:
+    """Return a recipe that trains on the data of these options on this system in about `minutes`.
 
     Raises `UserError` if the data cannot be opened.
     """
-    info(f"Reading {source} ...")
-    data = open_data(DataConfig(source=source), seed=0)
-    facts = look_at_data(source, data)
-    machine = machine_facts()
+    info = terminal.info
+    info(f"Reading {options['source']} ...")
+    with terminal.phase("Opening the data") as phase:
+        data = open_data(DataConfig(**options), seed=0)
+        phase.next("Looking at the images")
+        facts = look_at_data(options, data, phase.show)
+        phase.next("Measuring this system")
+        machine = machine_facts()
     for line in (*data.file_notes, describe_data(facts)):
         info(line)
     info(describe_machine(machine))
-    candidates = available_models(facts)
+    with terminal.phase("Looking for published weights"):
+        candidates = available_models(facts)
     if candidates[0].weights is None:
         info("No published weights: neither in the local cache nor is the Hub reachable. Training from scratch.")
-    candidates, note = fitting(candidates, facts, machine.memory)
+    with terminal.phase("Choosing a model"):
+        candidates, note = fitting(candidates, facts, machine.memory)
     if note:
         info(note)
-    candidate, epochs, batch, speed = _measured_choice(candidates, data, facts, machine, 60 * minutes, info)
+    candidate, epochs, batch, speed = _measured_choice(candidates, data, facts, machine, 60 * minutes, terminal)
     choices = suggest(candidate, facts, epochs=epochs, batch=batch, images_per_second=speed, minutes=minutes)
     header = [
-        f"Written by vit-scale init for {machine.name}: about {minutes:g} minutes.",
+        f"Written by vit-scale init for {machine.name}: about {in_minutes(minutes)}.",
         "Longer: raise schedule.epochs. All options: python launch/train.py --help",
     ]
     return Suggested(recipe_text(choices, header), facts, machine, choices)
@@ -130,7 +137,8 @@ def describe_data(facts: DataFacts) -> str:
     smallest, largest = min(sizes, key=lambda name: sizes[name]), max(sizes, key=lambda name: sizes[name])
     color = {1: "grayscale", 3: "color"}.get(facts.channels, f"{facts.channels} channels")
     return (
-        f"  {facts.train_images:,} training and {facts.val_images:,} validation images of {facts.classes:,} classes, "
+        f"  {facts.train_images:,} training and {counted(facts.val_images, 'validation image')} of "
+        f"{counted(facts.classes, 'class', 'classes')}, "
         f"{color}, about {facts.size[0]} x {facts.size[1]} pixels; "
         f"smallest class {smallest} ({sizes[smallest]:,}), largest {largest} ({sizes[largest]:,})"
     )
@@ -147,7 +155,7 @@ def _measured_choice(
     facts: DataFacts,
     machine: MachineFacts,
     seconds: float,
-    info: Callable[[str], None],
+    terminal: Terminal,
 ) -> tuple[Candidate, float, int, float]:
     """Return the model, epochs, batch size and images per second of the largest model that fits in `seconds`."""
     flops = ASSUMED_MFU[machine.device] * machine.flops
@@ -155,20 +163,14 @@ def _measured_choice(
     for _ in range(MAX_MEASURED):
         expected = max(0.01, 0.85 * seconds * flops / (6 * candidate.macs) / facts.train_images)
         batch = batch_size(candidate, facts, min(expected, epochs_for(candidate, facts, seconds, 1e9)))
-        info(f"Measuring {candidate.model['name']} at {candidate.img_size} pixels on this system ...")
+        terminal.info(f"Measuring {candidate.model['name']} at {candidate.img_size} pixels on this system ...")
         trial = suggest(candidate, facts, epochs=1, batch=batch, images_per_second=1, minutes=1)
-        speed = machine.devices * images_per_second(build_config(recipe_tree(trial)), data)
+        with terminal.phase("Training for some seconds"):
+            speed = machine.devices * images_per_second(build_config(recipe_tree(trial)), data)
         epochs = epochs_for(candidate, facts, seconds, speed)
-        info(f"  {speed:,.0f} images/s: {epochs:.2g} epochs in {seconds / 60:g} minutes")
+        terminal.info(f"  {speed:,.0f} images/s: {epochs:.2g} epochs in {in_minutes(seconds / 60)}")
         smaller = with_smaller_model(candidates, candidate)
         if epochs >= 1 or smaller is candidate:
             break
         candidate = smaller
     return candidate, epochs, batch_size(candidate, facts, epochs), speed
-
-
-def check_source(source: str) -> str:
-    """Return the source as a recipe names it; raises `UserError` for a file."""
-    if Path(source).is_file():
-        raise UserError(f"{source}: is a file; expected a directory with one subdirectory of images per class")
-    return source

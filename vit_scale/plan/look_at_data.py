@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,8 @@ FEW_IMAGES = 20
 class DataFacts:
     """Facts about the data of a run."""
 
-    source: str
+    options: Mapping[str, Any]
+    """Options of section `data` that the user chose: at least `source`."""
     train_images: int
     val_images: int
     class_sizes: dict[str, int]
@@ -54,9 +56,10 @@ class DataFacts:
             found.append(f"class {name} has only {smallest} training images; collect more if the accuracy is low")
         if self.imbalance > MAX_IMBALANCE:
             largest = max(self.class_sizes, key=lambda key: self.class_sizes[key])
-            found.append(
-                f"class {largest} is {self.imbalance:.0f} times as large as class {name}; the recipe weights classes"
-            )
+            remedy = "draws classes equally often" if self.options.get("balance") else "weights classes"
+            found.append(f"class {largest} is {self.imbalance:.0f} times as large as class {name}; the recipe {remedy}")
+        if self.classes == 1:
+            found.append(f"only one class ({name}), so there is nothing to learn")
         if self.val_images < 2 * self.classes:
             found.append(f"{self.val_images} validation images for {self.classes} classes: the accuracy will be noisy")
         if self.unreadable:
@@ -68,8 +71,8 @@ class DataFacts:
         return found
 
 
-def look_at_data(source: str, data: Data, advance: Callable[[int, int], None] = lambda done, total: None) -> DataFacts:
-    """Return the facts about opened data; `advance` is called with the number of images seen and their total."""
+def look_at_data(options: Mapping[str, Any], data: Data, show: Callable[[str], None]) -> DataFacts:
+    """Return the facts about opened data of these options; `show` is called with the progress."""
     labels = data.train.labels
     assert labels is not None
     counts = np.bincount(labels, minlength=data.num_classes)
@@ -77,7 +80,7 @@ def look_at_data(source: str, data: Data, advance: Callable[[int, int], None] = 
     sizes, unreadable = [], []
     started = time.perf_counter()
     for done, index in enumerate(indices):
-        advance(done, len(indices))
+        show(f"{done}/{len(indices)}")
         try:
             image = open_image(data.train.read(index).image, data.in_chans)
             image.crop((0, 0, image.width, image.height), (image.height, image.width))
@@ -89,7 +92,7 @@ def look_at_data(source: str, data: Data, advance: Callable[[int, int], None] = 
     tried = len(sizes) + len(unreadable)
     height, width = np.median(np.array(sizes or [(224, 224)]), axis=0).astype(int).tolist()
     return DataFacts(
-        source=source,
+        options=options,
         train_images=len(data.train),
         val_images=len(data.val),
         class_sizes=dict(zip(data.class_names, counts.tolist(), strict=True)),

@@ -166,18 +166,23 @@ def suggest(
     return choices
 
 
+def in_minutes(minutes: float) -> str:
+    """Return `1 minute` or `2.5 minutes`."""
+    return f"{minutes:g} minute" if minutes == 1 else f"{minutes:g} minutes"
+
+
 def _model_reason(candidate: Candidate, facts: DataFacts, minutes: float) -> str:
     if candidate.weights:
-        return f"published weights; image size {candidate.img_size} for a run of {minutes:g} minutes"
+        return f"published weights; image size {candidate.img_size} for a run of {in_minutes(minutes)}"
     height, width = facts.size
-    return f"random weights: a model that learns in {minutes:g} minutes; images have about {height} x {width} pixels"
+    return f"random weights: a model that learns in {in_minutes(minutes)}; images have about {height} x {width} pixels"
 
 
 def _data(facts: DataFacts) -> Choice:
-    options: dict[str, Any] = {"source": facts.source}
+    options: dict[str, Any] = dict(facts.options)
     reason = f"{facts.train_images:,} training images, {facts.val_images:,} validation images, {facts.classes} classes"
     if facts.unreadable:
-        options["on_error"] = "skip"
+        options.setdefault("on_error", "skip")
     return Choice("data", options, reason)
 
 
@@ -207,7 +212,7 @@ def _optimizer(candidate: Candidate, facts: DataFacts, batch: int) -> Choice:
     if candidate.weights:
         options = {"lr": float(f"{5e-5 * (batch / 32) ** 0.5:.1g}"), "layer_decay": 0.75}
         reason = "low learning rate, lower in early layers: fine-tuning"
-    if facts.imbalance > MAX_IMBALANCE:
+    if facts.imbalance > MAX_IMBALANCE and not facts.options.get("balance"):
         options["class_weights"] = "balanced"
         reason += f"; the largest class is {facts.imbalance:.0f} times as large as the smallest"
     return Choice("optim", options, reason)

@@ -19,12 +19,10 @@ from rich.text import Text
 
 from vit_scale.format import duration
 
-FIRST_SIGN_S = 4.0
-"""A log file gets a line when something has taken this long."""
-SIGN_S = 30.0
-"""Shortest time between two further lines in a log file."""
+SIGN_S = 4.0
+"""A log file gets a line when something has taken this long, and again while the run is new."""
 SIGNS_PER_RUN = 0.01
-"""Fraction of the time since the start between two such lines: a run of a week adds some 700."""
+"""Fraction of the time since the start between two further lines: a run of a week adds some 800."""
 
 
 @dataclass
@@ -164,7 +162,7 @@ class Signs:
         self._last = time.monotonic()
 
     def _watch(self) -> None:
-        while not self._wake.wait(1.0):
+        while not self._wake.wait(0.5):
             if line := self.due(time.monotonic()):
                 self._print(line)
 
@@ -174,7 +172,7 @@ class Signs:
         if activity is None:
             return None
         is_first = self._last <= activity.since
-        pause = FIRST_SIGN_S if is_first else max(SIGN_S, SIGNS_PER_RUN * (now - self._started))
+        pause = SIGN_S if is_first else max(SIGN_S, SIGNS_PER_RUN * (now - self._started))
         if now - max(self._last, activity.since) < pause:
             return None
         detail = f": {activity.detail}" if activity.detail else ""

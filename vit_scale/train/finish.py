@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 from vit_scale.checkpoints.final_weights import write_final_weights
 from vit_scale.checkpoints.find import checkpoint_name
+from vit_scale.cli import command_line
 from vit_scale.format import duration
 from vit_scale.tasks import TASKS
 from vit_scale.tasks.task import Task
@@ -37,14 +37,13 @@ def finish(run: Run, seconds: float) -> None:
 
 def _next_commands(folder: Path, task: type[Task], sync: str | None) -> dict[str, str]:
     """Return commands to try next that support the task, with their purpose."""
-    quoted = shlex.quote(str(folder))
     # A command cannot import a custom task.
     supported = task.commands if task.name in TASKS else ()
-    commands = {f"python launch/show_run.py {quoted}": "an HTML page with curves and images"}
+    commands = {command_line("show", str(folder)): "an HTML page with curves and images"}
     if "eval" in supported:
-        commands[f"python launch/eval.py {quoted}"] = "metrics in detail"
+        commands[command_line("eval", str(folder))] = "metrics in detail"
     if "predict" in supported:
-        commands[f"python launch/predict.py {quoted} IMAGE"] = "predict your own images"
+        commands[command_line("predict", str(folder), "IMAGE")] = "predict your own images"
     return commands | ({sync: "upload to W&B"} if sync else {})
 
 

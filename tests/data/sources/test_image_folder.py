@@ -76,6 +76,26 @@ def test_split_directories_in_any_case(val: str, photos: Open) -> None:
     assert data.details["split"] == f"train (training), {val} (validation)"
 
 
+def test_splits_that_are_not_used_are_named(photos: Open) -> None:
+    data = photos(*inside("train"), *inside("Valid"), *inside("TEST", "cat/1.jpg"))
+    assert data.details["split"] == "train (training), Valid (validation); not used: TEST (1 image)"
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "overlaps"),
+    [
+        ("train", "train[:10%]", True),
+        ("Train[10%:]+train[:5]", "train[:10%]", True),
+        ("train[10%:]", "train[:10%]", False),
+        ("train", "test", False),
+    ],
+)
+def test_validation_images_that_are_trained_on_are_named(train: str, val: str, overlaps: bool, photos: Open) -> None:
+    data = photos(*inside("train"), *inside("test"), train_split=train, val_split=val)
+    note = f"photos: data.val_split={val} overlaps data.train_split={train}"
+    assert any(text.startswith(note) for text in data.notes) == overlaps
+
+
 @pytest.mark.parametrize("val_split", ["val", "valid", "validation", "dev", "Val", "val[:2]"])
 def test_val_split_under_any_of_its_names(val_split: str, photos: Open) -> None:
     data = photos(*inside("train"), *inside("Valid"), *inside("test", "cat/1.jpg"), val_split=val_split)

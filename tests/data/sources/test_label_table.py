@@ -134,6 +134,15 @@ def test_name_that_fits_several_files_is_not_guessed(photos: Open) -> None:
         photos("a/1.jpg", "b/1.jpg", tables={"l.csv": "id,label\n1,x\n"}, labels="l.csv")
 
 
+def test_repeated_rows_are_counted_and_two_labels_are_an_error(photos: Open) -> None:
+    data = photos(*FILES, tables={"labels.csv": f"{LABELS}0.jpg,dog\n"}, labels="labels.csv")
+    assert targets(data) == EXPECTED
+    assert len(data.train) + len(data.val) == len(FILES)
+    assert data.notes == ("data.labels=labels.csv: 1 repeated row skipped: 0.jpg",)
+    with pytest.raises(UserError, match="0.jpg has two labels, in rows 1 and 41"):
+        photos(tables={"labels.csv": f"{LABELS}0.jpg,cat\n"}, labels="labels.csv")
+
+
 def test_images_without_a_row_and_rows_without_a_label_are_counted(photos: Open) -> None:
     data = photos(*FILES, "x.jpg", "y.jpg", "z.jpg", tables={"l.csv": LABELS + "x.jpg,\ny.jpg,  \n"}, labels="l.csv")
     assert targets(data) == EXPECTED

@@ -101,7 +101,7 @@ def test_splits_with_different_columns_are_not_joined() -> None:
     import datasets
 
     by_name = {**tables("train"), "test": datasets.Dataset.from_dict({"id": ["a"]})}
-    with pytest.raises(UserError, match=r"data.train_split=train\+test: invalid split"):
+    with pytest.raises(UserError, match=r"data.train_split=train\+test: splits with different columns"):
         pick(by_name, train_split="train+test")
 
 

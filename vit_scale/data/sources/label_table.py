@@ -23,7 +23,7 @@ from vit_scale.data.sources.image_table import image_column, make_dataset
 from vit_scale.data.sources.read_table import TABLE_SUFFIXES, as_integers, as_text, find_name, read_table
 from vit_scale.data.sources.scan import Scan, describe_skipped, describe_unreadable
 from vit_scale.errors import UserError, nearest
-from vit_scale.format import counted, some
+from vit_scale.format import counted, printable, some
 
 _FILE_NAMES = ["file_name", "filename", "file", "file_path", "filepath", "path", "image_path", "image_file", "image"]
 _FILE_NAMES += ["image_file_name", "img", "image_name", "image_id", "id", "name"]
@@ -60,6 +60,8 @@ def read_labeled_folder(scan: Scan, config: DataConfig, *, needs_class: bool) ->
         rows.columns[label], features[label] = _as_classes(rows.columns[label], f"{rows.name}: column {label}")
     elif needs_class:
         label = _label_by_directory(rows, layout, features)
+    if label is not None:
+        notes += _drop_repeated(rows, label)
     chosen, skipped = _choose_rows(rows, layout, label)
     notes += skipped
     described = rows.other_images | {path for path in rows.images if path is not None}
@@ -304,6 +306,22 @@ def _label_by_directory(rows: Rows, layout: Layout, features: dict[str, Any]) ->
     labels = pa.array([numbers.get(layout.class_of(place)) for place in places], pa.int64())
     rows.columns["label"], features["label"] = pa.chunked_array([labels]), datasets.ClassLabel(names=layout.names)
     return "label"
+
+
+def _drop_repeated(rows: Rows, label: str) -> list[str]:
+    """Drop rows that repeat an image with its label, which may end up in two splits; another label is an error."""
+    labels = rows.columns[label].to_pylist()
+    first: dict[str, int] = {}
+    repeated = []
+    for i, path in enumerate(rows.images):
+        if path is None or first.setdefault(path, i) == i:
+            continue
+        if labels[i] != labels[first[path]]:
+            where = f"rows {first[path] + 1:,} and {i + 1:,}"
+            raise UserError(f"{rows.name}: {printable(path)} has two labels, in {where}; keep one of them")
+        repeated.append(path)
+        rows.images[i] = None
+    return [f"{rows.name}: {counted(len(repeated), 'repeated row')} skipped: {some(repeated)}"] if repeated else []
 
 
 def _choose_rows(rows: Rows, layout: Layout, label: str | None) -> tuple[dict[str, list[int]], list[str]]:

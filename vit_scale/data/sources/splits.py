@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vit_scale.config import DataConfig
 from vit_scale.data.sources.embedded import digits
@@ -68,12 +68,52 @@ def pick_splits(config: DataConfig, splits: Mapping[str, Any]) -> tuple[Any, Any
     return train, None, ""
 
 
+def unused_splits(config: DataConfig, splits: Mapping[str, Any], val_split: str | None) -> list[str]:
+    """Return the splits of which nothing is read for training and validation."""
+    names = [name for spec in (config.train_split, val_split or "") for name in _names_in(spec, splits)]
+    used = {_find_split(name, splits) for name in names}
+    return [name for name in splits if name not in used]
+
+
+def overlap_note(config: DataConfig, splits: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a warning if a validation split that the user chose has rows of the training split."""
+    if config.val_split is None or config.streaming:
+        return ()
+    train = _parts(splits, config.train_split, "data.train_split", config)
+    val = _parts(splits, config.val_split, "data.val_split", config)
+    if not any(a.split == b.split and max(a.start, b.start) < min(a.stop, b.stop) for a in train for b in val):
+        return ()
+    chosen = f"data.val_split={config.val_split} overlaps data.train_split={config.train_split}"
+    return (f"{config.source}: {chosen}: results on images of the training split say little about others",)
+
+
+class _Part(NamedTuple):
+    """Rows of a split."""
+
+    split: str
+    start: int
+    stop: int
+
+
 def _split(splits: Mapping[str, Any], spec: str, key: str, config: DataConfig) -> Any:
     """Return a split by name, or what a split expression such as `train[:10%]+test` means in `datasets`."""
     import datasets
 
     if (name := _find_split(spec, splits)) is not None:
         return splits[name]
+    tables = [splits[part.split].select(range(part.start, part.stop)) for part in _parts(splits, spec, key, config)]
+    try:
+        return tables[0] if len(tables) == 1 else datasets.concatenate_datasets(tables)
+    except ValueError as error:
+        raise UserError(f"{key}={spec}: splits with different columns: {first_line(error)}") from error
+
+
+def _parts(splits: Mapping[str, Any], spec: str, key: str, config: DataConfig) -> list[_Part]:
+    """Return the rows of a split, or of a split expression."""
+    import datasets
+
+    if (name := _find_split(spec, splits)) is not None:
+        return [_Part(name, 0, len(splits[name]))]
     names: dict[str, str] = {}
     for name in _names_in(spec, splits):
         found = _find_split(name, splits)
@@ -85,15 +125,14 @@ def _split(splits: Mapping[str, Any], spec: str, key: str, config: DataConfig) -
         raise UserError(f"{key}={spec}: streams cannot be sliced; name a full split, or set data.streaming=false")
     try:
         parts = datasets.ReadInstruction.from_spec(spec).to_absolute({n: len(splits[f]) for n, f in names.items()})
-        if not any(part.from_ < part.to for part in parts):
-            raise UserError(f"{key}={spec}: has no images; sizes: {_sizes(names, splits)}")
-        tables = [splits[names[part.splitname]].select(range(part.from_, part.to)) for part in parts]
-        return tables[0] if len(tables) == 1 else datasets.concatenate_datasets(tables)
     except (ValueError, AssertionError) as error:
         raise UserError(
             f"{key}={spec}: invalid split; expected e.g. train[:10%], train[100:200] or train[:10]+train[20:] "
             f"({first_line(error)})"
         ) from error
+    if not any(part.from_ < part.to for part in parts):
+        raise UserError(f"{key}={spec}: has no images; sizes: {_sizes(names, splits)}")
+    return [_Part(names[part.splitname], part.from_, part.to) for part in parts]
 
 
 def _sizes(names: Mapping[str, str], splits: Mapping[str, Any]) -> str:
