@@ -57,7 +57,8 @@ class Distillation(Classification):
         if found.num_classes != self.num_classes:
             raise UserError(f"{name}: it has {found.num_classes:,} classes, the student {self.num_classes:,}")
         if self.in_chans not in (1, found.in_chans):
-            raise UserError(f"{name}: it takes images of {found.in_chans} channels, the student has {self.in_chans}")
+            plural = "s" if found.in_chans > 1 else ""
+            raise UserError(f"{name}: it takes images of {found.in_chans} channel{plural}, the student {self.in_chans}")
         return found
 
     @cached_property
@@ -69,6 +70,7 @@ class Distillation(Classification):
         """Read the teacher."""
         self._check_class_names()
         self.teacher = load_teacher(self.source, self.normalization)
+        assert self.teacher_on_meta is not None  # built now: ZeRO-3 shards every module that is constructed in `build`
         self._teacher_facts = {"teacher": self.source.model.name, "teacher sha256": self.teacher.sha256}
 
     def _check_class_names(self) -> None:
@@ -189,7 +191,8 @@ def describe_distillation(config: Config) -> str:
     words: list[str] = [options.kind]
     words += [f"alpha {options.alpha:g}"] if options.kind != "kl" else []
     words += [f"temperature {options.temperature:g}"] if options.kind != "hard" else []
-    words += [f"features of {len(options.features)} blocks"] if options.features else []
+    pairs = len(options.features)
+    words += [f"features of {pairs} block{'s' if pairs > 1 else ''}"] if pairs else []
     words += ["logits computed once"] if options.cache else []
     return ", ".join(words)
 
