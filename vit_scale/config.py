@@ -393,12 +393,15 @@ class DistillConfig:
     """Distillation: with a teacher, `task.name=classify` learns from its outputs."""
 
     teacher: str | None = None
-    """Teacher: `timm/<name>` from the Hub, a run directory or a weights file of `model.name`; null: no distillation."""
+    """Teacher, with the student's classes: `timm/<name>` from the Hub, a run or checkpoint directory, or a weights file
+    of `teacher_model`; null: no distillation."""
+    teacher_model: str | None = None
+    """Model of a weights file: `timm/<name>` or a variant; null: the student's architecture."""
     kind: Literal["hard", "soft", "kl"] = "hard"
     """`hard`: cross entropy with the teacher's class; `soft`: T^2 x KL divergence from the teacher's probabilities,
-    averaged over images; `kl`: the same without labels (`alpha` is 1)."""
+    averaged over images; `kl`: the same without labels."""
     alpha: Fraction = 0.5
-    """Weight of the teacher's loss; the labels' loss has 1 - alpha."""
+    """Weight of the teacher's loss; the labels' loss has 1 - alpha. Not used by `kl`."""
     temperature: Positive = 1.0
     """Temperature T of `soft` and `kl`."""
     features: tuple[tuple[CountOrZero, CountOrZero], ...] = ()
@@ -407,7 +410,8 @@ class DistillConfig:
     features_weight: NotNegative = 1.0
     """Weight of the feature loss."""
     cache: Bool = False
-    """Compute the teacher's outputs once per training image; needs inputs without random augmentation or mixing."""
+    """Compute the teacher's logits once per training image, before training, and keep them in `data.cache_dir`; needs
+    images without random augmentation or mixing (`augment.crop=none`)."""
 
 
 @dataclass(config=_TREE, frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import nn
 
@@ -24,6 +25,13 @@ class CostPart:
     """False for a frozen teacher, which has a forward pass only."""
     images: float = 1.0
     """Forward passes per training image."""
+    is_resized: bool = True
+    """Whether `augment.progressive` changes the size of its images; not those of a teacher."""
+
+    @cached_property
+    def count(self) -> ModelCount:
+        """Its parameters and MACs."""
+        return count_model(self.module)
 
 
 @dataclass(frozen=True)
@@ -32,10 +40,17 @@ class TrainingCost:
 
     flops: dict[str, float]
     """By label of the part."""
+    frozen: tuple[str, ...] = ()
+    """Labels of the parts with a forward pass only, such as a teacher."""
 
     @property
     def total(self) -> float:
         return sum(self.flops.values())
+
+    @property
+    def of_frozen(self) -> dict[str, float]:
+        """FLOPs of the frozen parts, by label; included in `flops` and `total`."""
+        return {label: self.flops[label] for label in self.frozen}
 
 
 def training_cost(parts: list[CostPart], config: Config, *, batch: int | None, side: int | None = None) -> TrainingCost:
@@ -44,17 +59,18 @@ def training_cost(parts: list[CostPart], config: Config, *, batch: int | None, s
     `batch`: images per forward pass if stochastic depth rounds to whole ones, otherwise None. `side`: another image
     size than the model's own.
     """
-    return TrainingCost({part.label: _flops(part, config, batch, side) for part in parts})
+    flops = {part.label: _flops(part, config, batch, side) for part in parts}
+    return TrainingCost(flops, tuple(part.label for part in parts if not part.backward))
 
 
 def frozen_bytes(parts: list[CostPart], precision: Precision) -> int:
     """Return the bytes of parts that are only run, never trained, on every device."""
-    return sum(number_bytes(precision) * count_model(part.module).params for part in parts if not part.backward)
+    return sum(number_bytes(precision) * part.count.params for part in parts if not part.backward)
 
 
 def _flops(part: CostPart, config: Config, batch: int | None, side: int | None) -> float:
-    count = count_model(part.module)
-    if side is not None:
+    count = part.count
+    if side is not None and part.is_resized:
         count = count.at_size(side)
     if not part.backward:
         return part.images * count.flops
@@ -78,10 +94,12 @@ class StepCost:
     """FLOPs of a training step and the peak of the device, for MFU."""
 
     flops_per_image: dict[int | None, float]
-    """By image size; None is the model's own."""
+    """By image size; None is the model's own. Frozen parts are included."""
     global_batch: int
     processes: int
     peak: Peak
+    frozen_per_image: dict[str, float] = field(default_factory=dict)
+    """FLOPs of each frozen part, such as a teacher, whatever the image size."""
 
     def flops(self, side: int | None) -> float:
         """Return the FLOPs of a step over all processes, at an image size."""

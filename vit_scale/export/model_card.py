@@ -140,6 +140,8 @@ def recipe_of(config: Config) -> str:
     changed["data"].pop("cache_dir", None)
     if config.model.weights:
         changed["model"]["weights"] = _last_part(config.model.weights)
+    if config.distill.teacher:
+        changed["distill"]["teacher"] = _last_part(config.distill.teacher)
     changed["run"] = {"seed": config.run.seed}
     return yaml.safe_dump({s: options for s, options in changed.items() if options}, sort_keys=False, width=100)
 

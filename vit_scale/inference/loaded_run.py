@@ -15,6 +15,7 @@ from vit_scale.config import Config, with_current_names
 from vit_scale.data.batch import DataInfo
 from vit_scale.errors import UserError
 from vit_scale.inference.image_transform import ImageTransform
+from vit_scale.models.composite import BACKBONE
 from vit_scale.models.interface import ImageModel, backbone_of
 from vit_scale.models.variants import TIMM_PREFIX
 from vit_scale.models.weights.load import fit_weights, grid_of
@@ -120,7 +121,7 @@ def build_loaded(
     # The kernel that a run was trained with may be unavailable here.
     options = replace(config, model=replace(config.model, kernel="auto", num_classes=classes))
     task = (task_type or task_class(config))(options, DataInfo(0, channels, names))
-    model = cast(ImageModel, task.build())
+    model = cast(ImageModel, task.build_to_evaluate())
     _load_all(model, state, name=name, source=source, grid=grid_of((trained_with or config).model))
     transform = ImageTransform(config.augment, backbone_of(model).img_size, *task.normalization)
     model.requires_grad_(False)
@@ -132,6 +133,8 @@ def build_loaded(
 def _load_all(model: ImageModel, state: StateDict, *, name: str, source: str, grid: Grid | None) -> None:
     """Load weights into a model, all of which must be used; only those of the backbone are fitted to the image size."""
     backbone = backbone_of(model)
+    if backbone is model and any(key.startswith(BACKBONE) for key in state):  # a part of a composite was enough
+        state = {key.removeprefix(BACKBONE): tensor for key, tensor in state.items() if key.startswith(BACKBONE)}
     prefix = "" if backbone is model else "backbone."
     inner = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
     report = fit_weights(backbone, inner, source=source, grid=grid)

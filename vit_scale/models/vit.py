@@ -86,12 +86,20 @@ class VisionTransformer(nn.Module):
 
     # -- forward -------------------------------------------------------------------------------------------------
 
-    def forward(self, x_BCHW: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, x_BCHW: Tensor, intermediates: Iterable[int] = ()) -> Any:
         """Return logits; in training with `distilled_training`, those of both heads (class, distillation).
 
-        Without a head (`num_classes=0`), return the pooled features.
+        Without a head (`num_classes=0`), return the pooled features. With `intermediates`, return a pair: the above,
+        and the patch tokens [B, G, D] after each of these blocks, from the same pass.
         """
-        return self.forward_head(self._features(x_BCHW, kernels.choose(self), self.variant.head_tokens))
+        if not intermediates:
+            return self.forward_head(self._features(x_BCHW, kernels.choose(self), self.variant.head_tokens))
+        wanted = _take_indices(intermediates, self.depth)
+        self._check_every_patch("intermediates")
+        found = dict.fromkeys(wanted)
+        head_tokens = None if self.depth - 1 in found else self.variant.head_tokens
+        output = self.forward_head(self._features(x_BCHW, kernels.choose(self), head_tokens, found))
+        return output, [found[index][:, self.num_prefix_tokens :] for index in wanted]  # type: ignore[index]
 
     def forward_features(self, x_BCHW: Tensor) -> Tensor:
         """Return every token after the last norm, [B, N, D]."""
@@ -119,8 +127,7 @@ class VisionTransformer(nn.Module):
         With `return_prefix_tokens` each is a pair with the prefix tokens; `norm` applies the last norm to each.
         """
         wanted = _take_indices(indices, self.depth)
-        if self.training and self.patch_dropout:
-            raise UserError("forward_intermediates needs every patch: call model.eval(), or set model.patch_dropout=0.")
+        self._check_every_patch("forward_intermediates")
         shortcut = kernels.choose(self)
         x_BND, keep_BN = self._embed(x_BCHW)
         found = {}
@@ -198,14 +205,29 @@ class VisionTransformer(nn.Module):
         else:
             self.pos_embed = None
 
-    def _features(self, x_BCHW: Tensor, shortcut: Shortcut | None, head_tokens: int | None) -> Tensor:
-        """Return the tokens after the last norm; with a shortcut, only the `head_tokens` leading ones."""
+    def _features(
+        self,
+        x_BCHW: Tensor,
+        shortcut: Shortcut | None,
+        head_tokens: int | None,
+        found: dict[int, Tensor | None] | None = None,
+    ) -> Tensor:
+        """Return the tokens after the last norm; with a shortcut, only the `head_tokens` leading ones.
+
+        `found` receives the tokens after the blocks that are its keys.
+        """
         x_BND, keep_BN = self._embed(x_BCHW)
         for index, block in enumerate(self.blocks):
             if shortcut is not None and index == self.depth - 1:
                 shortcut = shortcut._replace(tokens=head_tokens)
             x_BND = self._run(index, block, x_BND, keep_BN, shortcut)
+            if found is not None and index in found:
+                found[index] = x_BND
         return self.norm(x_BND)
+
+    def _check_every_patch(self, caller: str) -> None:
+        if self.training and self.patch_dropout:
+            raise UserError(f"{caller} needs every patch: call model.eval(), or set model.patch_dropout=0.")
 
     def _embed(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return tokens with their positions, and the indices of those that patch dropout kept."""

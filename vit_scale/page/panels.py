@@ -109,6 +109,7 @@ OPTIMIZATION = (
 PERFORMANCE = (
     _single("Images per second", "speed/images_per_second", from_zero=True),
     _single("Model FLOPs utilization", "speed/mfu", format="percent", from_zero=True),
+    _single("MFU of the teacher", "speed/mfu_teacher", format="percent", from_zero=True, note="included in the MFU"),
     _single("Waiting for data", "speed/data_wait", format="percent", from_zero=True, unit="of the time"),
     _single("Device memory", "memory/device_gb", from_zero=True, unit="GB", steady=0.02),
     _single("Process memory", "memory/process_gb", from_zero=True, unit="GB", steady=0.02),

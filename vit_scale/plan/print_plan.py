@@ -14,6 +14,7 @@ from vit_scale.cost.strategy_names import LABELS, format_strategy
 from vit_scale.format import duration, memory_size, significant
 from vit_scale.plan.data_size import DataSize
 from vit_scale.plan.lr_plot import BLOCKS, plot_learning_rate
+from vit_scale.plan.run_cost import Cost
 from vit_scale.plan.run_plan import RunPlan, sharding
 from vit_scale.record.header import format_model, format_schedule, option_rows
 from vit_scale.record.terminal import make_console, make_table
@@ -68,6 +69,7 @@ def _rows(run: RunPlan) -> dict[str, str]:
         "data": f"{config.data.source} ({_format_data(run.data)})",
         **option_rows(config),
         "class weights": _class_weights(config.optim.class_weights),
+        **_teacher(run),
         "batch size": plan.format_batch_size() + auto,
         "schedule": format_schedule(plan),
         "lr": f"initial {run.lr.at(0):.2e}, peak {run.lr.peak:.2e}, final {run.lr.at(plan.steps - 1):.2e}",
@@ -76,6 +78,13 @@ def _rows(run: RunPlan) -> dict[str, str]:
         "note": run.note or "",
     }
     return {name: value for name, value in rows.items() if value}
+
+
+def _teacher(run: RunPlan) -> dict[str, str]:
+    """Return a row for each frozen model that runs next to the trained one."""
+    name = str(run.config.distill.teacher)
+    frozen = [part for part in run.report.cost_parts if not part.backward]
+    return {part.label: f"{format_model(name, part.count)}, forward pass only" for part in frozen}
 
 
 def _class_weights(weights: str | tuple[float, ...] | None) -> str:
@@ -145,7 +154,7 @@ def _cost(run: RunPlan) -> dict[str, str]:
     cost, machine = run.cost, run.machine
     rows = {
         "compute": f"{cost.flops:.3g} FLOPs = {significant(cost.flops_per_image / 1e9)} GFLOPs "
-        f"(forward and backward) x {cost.images:,} images",
+        f"(forward and backward{_frozen_flops(cost)}) x {cost.images:,} images",
         "MFU": f"{cost.mfu:.2f} ({cost.mfu_source})",
     }
     if cost.seconds is None or cost.images_per_second is None or cost.device_hours is None:
@@ -162,6 +171,12 @@ def _cost(run: RunPlan) -> dict[str, str]:
         "data loading": f"{each} images/s per {unit} required{cores}",
         "time": f"{_long_duration(cost.seconds)}, {hours}; excludes evaluation and checkpointing",
     }
+
+
+def _frozen_flops(cost: Cost) -> str:
+    """`; teacher 31.8 GFLOPs, forward only`, of what is counted per image."""
+    parts = cost.frozen_flops_per_image.items()
+    return "".join(f"; {label} {significant(flops / 1e9)} GFLOPs, forward only" for label, flops in parts)
 
 
 def _long_duration(seconds: float) -> str:

@@ -59,6 +59,8 @@ class Cost:
     """Over all devices."""
     loading_cores: float | None
     """CPU cores that each device needs to load that many images."""
+    frozen_flops_per_image: dict[str, float]
+    """FLOPs of parts that are not trained, such as a teacher, included in `flops_per_image`."""
 
 
 def run_cost(
@@ -81,6 +83,7 @@ def run_cost(
         device_hours=None if seconds is None else machine.devices * seconds / 3600,
         images_per_second=None if speed is None else speed / per_image,
         loading_cores=None if speed is None else speed / per_image / machine.devices * loading_seconds(config, report),
+        frozen_flops_per_image=training_cost(list(report.cost_parts), config, batch=plan.micro_batch).of_frozen,
     )
 
 

@@ -72,13 +72,17 @@ def _forward(report: ModelReport) -> Table:
 
 
 def _training(report: ModelReport) -> Table:
-    nominal, actual, batch = report.count.nominal_train_flops_per_image, report.train_flops, report.assumed.batch
+    frozen = {part.label: report.train_flops_by_part[part.label] for part in report.cost_parts if not part.backward}
+    nominal, batch = report.count.nominal_train_flops_per_image, report.assumed.batch
+    actual = report.train_flops - sum(frozen.values())
     table = make_table("training per image", "")
     table.add_row("nominal (3 x forward)", f"{giga(nominal)} GFLOPs")
     table.add_row("actual", f"{giga(actual)} GFLOPs")
     table.add_row("actual / nominal", percent(actual / nominal, 1))
+    for label, flops in frozen.items():
+        table.add_row(f"{label} (1 x forward), in addition", f"{giga(flops)} GFLOPs")
     if batch:
-        table.add_row(f"actual per {batch} images", f"{significant(actual * batch / 1e12)} TFLOPs")
+        table.add_row(f"actual per {batch} images", f"{significant(report.train_flops * batch / 1e12)} TFLOPs")
     return table
 
 

@@ -12,9 +12,12 @@ if TYPE_CHECKING:
 
 TASKS = {"classify": "vit_scale.tasks.classify.classification:Classification"}
 """`task.name` -> where its class is."""
+DISTILLATION = "vit_scale.tasks.distill.distillation:Distillation"
+"""Classification with a teacher (`distill.teacher`)."""
 
 
 def task_class(config: Config) -> type[Task]:
     """Return the class of the task that the options name."""
-    module, _, name = TASKS[config.task.name].partition(":")
+    where = TASKS[config.task.name] if config.distill.teacher is None else DISTILLATION
+    module, _, name = where.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -31,6 +31,8 @@ from vit_scale.tasks.results import Metric, Table
 if TYPE_CHECKING:
     from PIL import Image
 
+    from vit_scale.data.data import Data
+
 
 class Inputs(NamedTuple):
     """A micro-batch on the device."""
@@ -217,6 +219,19 @@ class Task(ABC):
         pixels = torch.zeros(images, self.in_chans, *size, dtype=torch.uint8)
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return Batch(pixels, tensors, torch.arange(images), texts=texts)
+
+    def prepare(self, data: Data) -> None:
+        """Read what training needs besides the model, such as a teacher; every rank calls it, before `build`."""
+
+    def build_to_evaluate(self) -> nn.Module:
+        """Construct what eval, predict and export load from a run: by default all of the trained model.
+
+        A task may leave out the layers around the backbone that only training needs.
+        """
+        return self.build()
+
+    def precompute(self, data: Data, workers: int) -> None:
+        """Compute what the first step needs, on the device; every rank calls it, with its data-loading workers."""
 
     def before_update(self, batches: Sequence[Batch], step: int, forward: Callable[..., Any]) -> None:
         """See all micro-batches of a step before the first one; the one hook, for losses over the whole batch."""

@@ -23,6 +23,7 @@ from vit_scale.data.augment.rand_augment import parse_spec
 from vit_scale.data.class_balance import class_balance
 from vit_scale.data.data import Data, open_data
 from vit_scale.data.eval_images import limit_images
+from vit_scale.data.loading.workers import choose_workers
 from vit_scale.data.progressive import make_progressive
 from vit_scale.data.sample_images import load_sample_images
 from vit_scale.data.sources.streams import StreamSource, count_images
@@ -40,7 +41,7 @@ from vit_scale.record.terminal import Terminal
 from vit_scale.record.trackers import check_trackers
 from vit_scale.schedule import Plan, make_plan, scaling_note, with_decisions
 from vit_scale.strategies.precision import resolve_precision
-from vit_scale.strategies.processes import call_on_main, own_device
+from vit_scale.strategies.processes import call_on_main, own_cores, own_device
 from vit_scale.strategies.strategy import Strategy, make_strategy, override_warning, resolve_strategy
 from vit_scale.tasks import task_class
 from vit_scale.tasks.task import Task
@@ -86,6 +87,8 @@ def build_run(
         phase.next("Opening the data")
         data = _open_data(config, chosen_task)
         task, plan = _make_task(config, chosen_task, data, decided.device)
+        phase.next("Preparing the task")
+        task.prepare(data)
         notes = [*decided.notes, *data.notes, scaling_note(config, plan)]
         config = with_decisions(config, plan)
         notes.append(override_warning(config, plan, decided.strategy, decided.precision))
@@ -104,6 +107,7 @@ def build_run(
         if opened.checkpoint:
             phase.next("Reading the checkpoint")
             state.restore(Checkpoint(opened.checkpoint))
+        task.precompute(data, workers=choose_workers(config.data, own_cores(), data.train))
         phase.next("Preparing the first batches")
         cost = _step_cost(config, plan, task, model, strategy.device, decided.precision)
         loaders = make_loaders(config, plan, task, data, backbone_of(model), step=state.step, rank=strategy.rank)
@@ -227,9 +231,11 @@ def _step_cost(
     batch = None if device.type == "cpu" and not config.parallel.compile else plan.micro_batch
     parts = task.cost_parts(model)
     sizes: list[int | None] = [None, *(side for _, side in config.augment.progressive)]
-    flops = {side: training_cost(parts, config, batch=batch, side=side).total for side in sizes}
+    costs = {side: training_cost(parts, config, batch=batch, side=side) for side in sizes}
+    flops = {side: cost.total for side, cost in costs.items()}
     limit_threads(flops[None] * plan.micro_batch)  # before the peak of a CPU is measured
-    return StepCost(flops, plan.global_batch, plan.processes, peak(device, precision, tf32=config.parallel.tf32))
+    reference = peak(device, precision, tf32=config.parallel.tf32)
+    return StepCost(flops, plan.global_batch, plan.processes, reference, costs[None].of_frozen)
 
 
 def _open_record(run: Run, decided: Decided, data: Data, *, is_rollback: bool) -> Record:

@@ -107,6 +107,10 @@ class Meter:
         speed = {"speed/images_per_second": images_per_second, "speed/data_wait": self.waited / seconds}
         if (mfu := run.cost.mfu(self.flops, seconds)) is not None:
             speed["speed/mfu"] = mfu
+        images = self.steps * run.plan.global_batch
+        for label, flops in run.cost.frozen_per_image.items():  # included in speed/mfu
+            if (mfu := run.cost.mfu(images * flops, seconds)) is not None:
+                speed[f"speed/mfu_{label}"] = mfu
         return speed
 
     def restart(self) -> None:

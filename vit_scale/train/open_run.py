@@ -32,6 +32,7 @@ MAY_CHANGE = {
     "augment.eval_crop",
     "augment.eval_interpolation",
     "model.kernel",
+    "distill.teacher",  # its checksum is a fact of the task
 }
 SECTIONS_THAT_MAY_CHANGE = ("parallel.", "run.", "track.")
 MAY_NOT_CHANGE = {"run.seed"}

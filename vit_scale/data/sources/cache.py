@@ -109,7 +109,7 @@ def with_cache(
 
     side = config.cache_size or round(_MARGIN * min(img_size))
     made_from = {"format": _FORMAT, "source": digest(source), "size": side, "channels": in_chans, "images": len(source)}
-    root = _cache_root(config)
+    root = cache_root(config)
     directory = root / hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
     # Of several processes on a node one writes, the others wait for it.
     with FileLock(f"{directory}.lock"):
@@ -138,7 +138,8 @@ def digest(source: ImageSource) -> str:
     return state.hexdigest()
 
 
-def _cache_root(config: DataConfig) -> Path:
+def cache_root(config: DataConfig) -> Path:
+    """Return the directory of caches, `data.cache_dir` or the default, created if it does not exist."""
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "vit_scale"
     root = Path(config.cache_dir).expanduser() if config.cache_dir else default
     try:

@@ -51,12 +51,16 @@ class Classification(Task):
         return construct_from_config(self.config.model, num_classes=self.num_classes, in_chans=self.in_chans)
 
     def inputs(self, batch: Batch, step: int) -> Inputs:
+        images, target = self.mixed(batch, step)
+        return Inputs((self.progressive(images, step).to(self.dtype),), {"target": target})
+
+    def mixed(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+        """Return normalized and mixed images at the model's own size, in fp32, and soft targets."""
         assert self.plan is not None
         images = self.normalized(batch)
         labels = batch.target["label"].to(self.device, non_blocking=True)
         offset = int(batch.positions[0]) % self.plan.global_batch
-        images, target = self.mixing(images, labels, step=step, offset=offset)
-        return Inputs((self.progressive(images, step).to(self.dtype),), {"target": target})
+        return self.mixing(images, labels, step=step, offset=offset)
 
     def loss(self, outputs: Any, inputs: Inputs) -> dict[str, Tensor]:
         target = inputs.rest["target"]

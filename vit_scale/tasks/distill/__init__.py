@@ -1,0 +1,1 @@
+"""Distillation: classification that also learns from a teacher's outputs."""
