@@ -45,6 +45,8 @@ def _next_commands(folder: Path, task: type[Task], sync: str | None) -> dict[str
         commands[f"python launch/eval.py {quoted}"] = "metrics in detail"
     if "predict" in supported:
         commands[f"python launch/predict.py {quoted} IMAGE"] = "predict your own images"
+    if "finetune" in supported:
+        commands[f"python launch/train.py RECIPE model.weights={quoted}"] = "fine-tune the model on labeled images"
     return commands | ({sync: "upload to W&B"} if sync else {})
 
 
