@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from vit_scale.checkpoints import host_copies
-from vit_scale.checkpoints.final_weights import write_final_weights
+from vit_scale.checkpoints.final_weights import rename_final_weights, write_final_weights
+from vit_scale.checkpoints.run_weights import find_run_weights
 from vit_scale.errors import UserError
 
 
@@ -37,6 +38,34 @@ def test_both_files_are_written(tmp_path: Path) -> None:
     raw, ema = write_final_weights(Recorded(), tmp_path, is_main=True)  # type: ignore[arg-type]
     assert load_file(raw)["a"].tolist() == [1.0, 1.0]
     assert load_file(ema)["b"].tolist() == [2.0, 2.0, 2.0]
+
+
+class Composite(Recorded):
+    """A snapshot of a backbone and a decoder, of which the EMA averages a part."""
+
+    def whole(self) -> Iterator[tuple[str, torch.Tensor | None]]:
+        yield from (("backbone.head", torch.ones(2)), ("backbone.blocks", torch.ones(2)), ("head", torch.ones(3)))
+
+    def whole_ema(self) -> Iterator[tuple[str, torch.Tensor | None]]:
+        yield from (("backbone.head", torch.zeros(2)), ("head", torch.zeros(3)))
+
+
+def test_layers_added_to_a_backbone_have_files_of_their_own(tmp_path: Path) -> None:
+    snapshot = Composite()
+    paths = write_final_weights(snapshot, tmp_path, is_main=True)  # type: ignore[arg-type]
+    assert [path.stem for path in paths] == ["model", "rest", "model_ema", "rest_ema"]
+    assert {path.stem: sorted(load_file(path)) for path in paths} == {
+        "model": ["blocks", "head"],
+        "rest": ["head"],
+        "model_ema": ["blocks", "head"],
+        "rest_ema": ["head"],
+    }
+    for kind, expected in (("raw", snapshot.whole()), ("ema", snapshot.whole())):
+        read = find_run_weights(tmp_path, kind).read()  # type: ignore[arg-type]
+        assert read.keys() == dict(expected).keys()
+    assert read["head"].tolist() == [0, 0, 0]
+    rename_final_weights(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {f"unused-{path.name}" for path in paths}
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2, 3])

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import vit_scale
+from vit_scale.checkpoints.run_weights import find_run_weights
 from vit_scale.cost.count import count_model
 from vit_scale.cost.meta import build_on_meta
 from vit_scale.cost.training import CostPart
@@ -49,18 +50,25 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_same_weights(one: Path, other: Path, **tolerance: float) -> None:
-    for name in ("model.safetensors", "model_ema.safetensors"):
-        torch.testing.assert_close(load_file(one / name), load_file(other / name), **tolerance)
+    for file in (f"{name}.safetensors" for name in ("model", "model_ema", "rest", "rest_ema")):
+        torch.testing.assert_close(load_file(one / file), load_file(other / file), **tolerance)
+
+
+def weights_of(folder: Path, kind: str) -> dict[str, torch.Tensor]:
+    """The final weights of a run under the names of the composite."""
+    return find_run_weights(folder, kind).read()  # type: ignore[arg-type]
 
 
 def test_composite_learns_and_all_its_parameters_are_counted(run: Path) -> None:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [line["train/loss"] for line in lines if "train/loss" in line]
     assert losses[-1] < 0.5 * losses[0]
-    weights = load_file(run / "model.safetensors")
+    weights = weights_of(run, "raw")
     summary = json.loads((run / "summary.json").read_text())
     assert summary["params"] == sum(tensor.numel() for tensor in weights.values())
     assert {name.split(".")[0] for name in weights} == {"backbone", "decoder"}
+    assert {name.split(".")[0] for name in load_file(run / "rest.safetensors")} == {"decoder"}
+    assert "blocks.0.norm1.weight" in load_file(run / "model.safetensors"), "timm's names"
 
 
 def test_composite_resumes_bit_for_bit(run: Path, tmp_path: Path) -> None:
@@ -72,8 +80,8 @@ def test_composite_resumes_bit_for_bit(run: Path, tmp_path: Path) -> None:
 def test_composite_trains_with_muon_checkpointing_and_backbone_weights(run: Path, tmp_path: Path) -> None:
     """The weights of a composite initialize the backbone of another one."""
     options = ["optim.name=muon", "parallel.activation_checkpointing=full", f"model.weights={run}", "optim.lr=1e-9"]
-    weights = load_file(train(tmp_path / "muon", "schedule.steps=1", *options) / "model.safetensors")
-    before = load_file(run / "model_ema.safetensors")
+    weights = weights_of(train(tmp_path / "muon", "schedule.steps=1", *options), "raw")
+    before = weights_of(run, "ema")
     for name in weights:
         same = torch.allclose(weights[name], before[name], rtol=0, atol=1e-6)
         assert same == name.startswith("backbone."), name
@@ -161,7 +169,7 @@ def test_traced_part_has_measured_activations() -> None:
 
 def test_frozen_backbone_leaves_the_added_layers_to_train(tmp_path: Path) -> None:
     folder = train(tmp_path / "run", "model.freeze=all", "schedule.steps=4")
-    raw, ema = (load_file(folder / f"{name}.safetensors") for name in ("model", "model_ema"))
+    raw, ema = weights_of(folder, "raw"), weights_of(folder, "ema")
     assert {name.split(".")[0] for name in raw if not torch.equal(raw[name], ema[name])} == {"decoder"}
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["params_trained"] == sum(t.numel() for name, t in raw.items() if name.startswith("decoder."))

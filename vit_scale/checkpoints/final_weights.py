@@ -1,4 +1,7 @@
-"""Final weights of a finished run: model.safetensors and, with an EMA, model_ema.safetensors."""
+"""Final weights of a finished run: model.safetensors and, with an EMA, model_ema.safetensors.
+
+Of a composite they have the backbone, and rest.safetensors and rest_ema.safetensors the layers added to it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from safetensors.torch import save_file
 from vit_scale.checkpoints.host_copies import HostCopies, Tensors
 from vit_scale.checkpoints.pieces import Snapshot
 from vit_scale.checkpoints.run_dir import unused_path
-from vit_scale.checkpoints.run_weights import FINAL
+from vit_scale.checkpoints.run_weights import FINAL, REST, Kind, split_composite
 from vit_scale.errors import UserError
 from vit_scale.files import describe_write_error, replacing
 
@@ -22,18 +25,15 @@ def write_final_weights(snapshot: Snapshot, run_dir: Path, *, is_main: bool) -> 
     `UserError` if a copy does not fit in host memory or a file cannot be written.
     """
     weights, ema = _collect(snapshot, run_dir)
-    paths = [run_dir / FINAL["raw"]]
-    if is_main:
-        _write(weights, paths[0])
-    if ema:
-        paths.append(run_dir / FINAL["ema"])
-        _write(weights | ema, paths[1])
-    return paths
+    if not is_main:
+        return []
+    paths = _write_both(weights, run_dir, "raw")
+    return paths + _write_both(weights | ema, run_dir, "ema") if ema else paths
 
 
 def rename_final_weights(run_dir: Path) -> None:
     """Rename the final weights of a run that is rolled back: they are those of steps that will be rerun."""
-    for path in (run_dir / name for name in FINAL.values()):
+    for path in (run_dir / name for name in (*FINAL.values(), *REST.values())):
         if path.is_file():
             path.rename(unused_path(path))
 
@@ -55,6 +55,17 @@ def _collect(snapshot: Snapshot, run_dir: Path) -> tuple[Tensors, Tensors]:
         ) from failure
     weights, ema = collected
     return weights, ema
+
+
+def _write_both(tensors: Tensors, run_dir: Path, kind: Kind) -> list[Path]:
+    """Write a model, or the backbone of a composite and its other layers; return the paths."""
+    backbone, rest = split_composite(tensors)
+    # The other layers first: without them, the backbone would be taken for the entire model.
+    files = {run_dir / REST[kind]: rest, run_dir / FINAL[kind]: backbone}
+    for path, part in files.items():
+        if part:
+            _write(part, path)
+    return [path for path, part in reversed(files.items()) if part]
 
 
 def _write(tensors: Tensors, path: Path) -> None:

@@ -19,7 +19,11 @@ from vit_scale.errors import UserError
 StateDict = dict[str, torch.Tensor]
 Kind = Literal["ema", "raw"]
 FINAL: dict[Kind, str] = {"ema": "model_ema.safetensors", "raw": "model.safetensors"}
-"""Weights files of a finished run."""
+"""Weights files of a finished run, under timm's names: those of the model, or of a composite's backbone."""
+REST: dict[Kind, str] = {"ema": "rest_ema.safetensors", "raw": "rest.safetensors"}
+"""Weights files of the layers that a composite adds to its backbone, such as a decoder."""
+BACKBONE = "backbone."
+"""Prefix of the names of a composite's backbone parameters, in checkpoints too."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,10 @@ class RunWeights:
     """Step of the checkpoint; None for final weights."""
 
     def read(self) -> StateDict:
-        """Return full tensors under timm's names."""
+        """Return full tensors under timm's names, of a composite under its own: `backbone.<timm's name>` and others."""
         try:
             if self.path.is_file():
-                return load_file(self.path)
+                return _joined(load_file(self.path), self.path.with_name(REST[self.kind]))
             weights = load_file(self.path / "model.safetensors")
             return weights | _read_ema(self.path, weights) if self.kind == "ema" else weights
         except (OSError, SafetensorError, ValueError, KeyError) as error:
@@ -91,6 +95,21 @@ def _ema_keys(checkpoint: Path) -> Iterator[tuple[Any, str, int]]:
             for key, start in json.loads(file.metadata()["starts"]).items():
                 if key.startswith("ema/"):
                     yield file, key, start
+
+
+def split_composite(weights: StateDict) -> tuple[StateDict, StateDict]:
+    """Return the backbone of a composite under timm's names, and its other layers; other models have none."""
+    backbone = {name.removeprefix(BACKBONE): each for name, each in weights.items() if name.startswith(BACKBONE)}
+    if not backbone:
+        return weights, {}
+    return backbone, {name: tensor for name, tensor in weights.items() if not name.startswith(BACKBONE)}
+
+
+def _joined(weights: StateDict, rest: Path) -> StateDict:
+    """Undo `split_composite` if there is a file of other layers."""
+    if not rest.is_file():
+        return weights
+    return {BACKBONE + name: tensor for name, tensor in weights.items()} | load_file(rest)
 
 
 def _read_ema(checkpoint: Path, weights: StateDict) -> StateDict:

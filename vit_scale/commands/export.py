@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -53,12 +54,14 @@ def main(argv: Sequence[str]) -> int:
     from vit_scale.inference.pretrained import load_target
 
     run = load_target(args.run, weights=args.weights)
+    run = replace(run, model=run.task.exported(run.model))
     api = _check_login(args.push) if args.push else None
     out = Path(args.out) if args.out else (run.folder or Path()) / "export" / form.file
     export: Callable[..., Exported] = getattr(importlib.import_module(form.module), form.function)
     exported = export(run, out, **({"repo": args.push} if args.push else {}))
     print(f"Wrote {exported.path}: {run.config.model.name}, {run.weights}")
-    print(f"Verified: {exported.checked}; maximum logit difference {exported.difference:.2g}")
+    outputs = "logit" if run.model.num_classes else "feature"
+    print(f"Verified: {exported.checked}; maximum {outputs} difference {exported.difference:.2g}")
     print(f"\n{exported.usage}")
     if api is not None:
         from vit_scale.export.push import push_folder

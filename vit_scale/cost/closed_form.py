@@ -71,6 +71,19 @@ def last_matmul_macs(variant: Variant, tokens: int) -> int:
     return 0 if needed else tokens * variant.embed_dim * variant.mlp_width
 
 
+def mae_decoder_macs(variant: Variant, encoder_dim: int, mask_ratio: float) -> dict[str, int]:
+    """MACs per image of the decoder of a masked autoencoder: `head` predicts pixels, `other` maps the encoder's tokens.
+
+    Its blocks compute all tokens, the last layer the patches alone.
+    """
+    patches = variant.grid[0] * variant.grid[1]
+    tokens = patches + variant.num_prefix_tokens
+    embedded = int(patches * (1 - mask_ratio)) + variant.num_prefix_tokens
+    blocks = {part: variant.depth * macs for part, macs in block_macs(variant, tokens).items()}
+    ends = {"head": patches * variant.embed_dim * variant.num_classes}
+    return blocks | ends | {"other": embedded * encoder_dim * variant.embed_dim}
+
+
 def head_macs(variant: Variant, tokens: int) -> int:
     """MACs of the head (both heads for a distilled model)."""
     heads = 2 if variant.distilled else 1

@@ -22,12 +22,14 @@ from vit_scale.cost.closed_form import (
     head_macs,
     last_matmul_macs,
     macs_by_part,
+    mae_decoder_macs,
     norm_elements,
     recomputed_blocks,
     training_tokens,
 )
 from vit_scale.cost.meta import full_shape, twin, unwrap
 from vit_scale.cost.parts import params_by_part
+from vit_scale.models.decoders.mae import MaeDecoder
 from vit_scale.models.drop_path import drop_path_rates
 from vit_scale.models.interface import backbone_of
 from vit_scale.models.variants import Variant
@@ -153,11 +155,23 @@ class ModelCount:
         return round(2 * total)
 
 
+@dataclass(frozen=True)
+class DecoderCount(ModelCount):
+    """Counts of a decoder, whose blocks have no stochastic depth and no patch dropout."""
+
+    decoder: MaeDecoder | None = None
+
+    def at_size(self, side: int) -> ModelCount:
+        """Return the count for square images of another size."""
+        assert self.decoder is not None
+        return _count_decoder(self.decoder, (side, side))
+
+
 def count_model(model: nn.Module, img_size: tuple[int, int] | None = None, in_chans: int | None = None) -> ModelCount:
     """Count a model, on any device, without modifying it or running it.
 
-    vit_scale models are counted in closed form. Other models are traced through one forward pass on the meta device;
-    `img_size` and `in_chans` default to the model's.
+    vit_scale models and decoders are counted in closed form. Other models are traced through one forward pass on the
+    meta device; `img_size` and `in_chans` default to the model's.
     """
     model = unwrap(model)
     params, layers = params_by_part(model), getattr(model, "frozen_layers", 0)
@@ -166,6 +180,8 @@ def count_model(model: nn.Module, img_size: tuple[int, int] | None = None, in_ch
         variant = model.variant
         macs, elements = macs_by_part(variant), norm_elements(variant)
         return ModelCount(params, macs, elements, CLOSED_FORM, variant, frozen, frozen_layers=layers)
+    if isinstance(model, MaeDecoder):
+        return _count_decoder(model, img_size or model.img_size)
     from vit_scale.cost.trace import trace  # Slow import, not needed otherwise.
 
     size: tuple[int, int] = img_size or model.img_size  # type: ignore[assignment]
@@ -175,6 +191,13 @@ def count_model(model: nn.Module, img_size: tuple[int, int] | None = None, in_ch
     return ModelCount(
         params, dict(traced.macs), traced.norm_elements, TRACED, None, frozen, frozen_macs, frozen_layers=layers
     )
+
+
+def _count_decoder(decoder: MaeDecoder, img_size: tuple[int, int]) -> DecoderCount:
+    variant = replace(decoder.variant, img_size=img_size)
+    macs = mae_decoder_macs(variant, decoder.encoder_dim, decoder.mask_ratio)
+    elements = norm_elements(variant) - variant.num_prefix_tokens * variant.embed_dim  # The last norm skips them.
+    return DecoderCount(params_by_part(decoder), macs, elements, CLOSED_FORM, decoder=decoder)
 
 
 def _frozen_params(model: nn.Module) -> int:

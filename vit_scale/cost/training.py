@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from torch import nn
 
 from vit_scale.config import Config
-from vit_scale.cost.activations import Precision, number_bytes
+from vit_scale.cost.activations import (
+    Activations,
+    Precision,
+    measured_activations,
+    number_bytes,
+    vit_activations,
+)
 from vit_scale.cost.count import ModelCount, count_model
 from vit_scale.cost.hardware import Peak
+from vit_scale.models.decoders.mae import MaeDecoder
+from vit_scale.models.vit import VisionTransformer
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,45 @@ def training_cost(parts: list[CostPart], config: Config, *, batch: int | None, s
 def frozen_bytes(parts: list[CostPart], precision: Precision) -> int:
     """Return the bytes of parts that are only run, never trained, on every device."""
     return sum(number_bytes(precision) * part.count.params for part in parts if not part.backward)
+
+
+def training_activations(parts: list[CostPart], config: Config, precision: Precision) -> Activations:
+    """Return the activations per image of all trained parts; those of a frozen one are not saved."""
+    by_part: Counter[str] = Counter()
+    recomputed = 0
+    for part in (part for part in parts if part.backward):
+        activations = _activations(part, config, precision)
+        by_part.update({name: round(part.images * size) for name, size in activations.by_part.items()})
+        recomputed = max(recomputed, round(part.images * activations.recomputed))
+    return Activations(dict(by_part), recomputed)
+
+
+def _activations(part: CostPart, config: Config, precision: Precision) -> Activations:
+    module: Any = part.module
+    checkpointing = config.parallel.activation_checkpointing
+    if isinstance(module, MaeDecoder):
+        # About: it saves the encoder's tokens instead of an image.
+        return vit_activations(
+            module.variant,
+            precision=precision,
+            activation_checkpointing=checkpointing,
+            kernel=config.model.kernel,
+        )
+    if isinstance(module, VisionTransformer):
+        return vit_activations(
+            module.variant,
+            precision=precision,
+            drop_path=config.model.drop_path,
+            drop_path_schedule=config.model.drop_path_schedule,
+            drop_path_mode=config.model.drop_path_mode,
+            patch_dropout=1 - part.tokens if part.tokens < 1 else config.model.patch_dropout,
+            activation_checkpointing=checkpointing,
+            kernel=config.model.kernel,
+            frozen_layers=module.frozen_layers,
+        )
+    if checkpointing != "none":
+        module.set_activation_checkpointing(checkpointing)
+    return measured_activations(module, module.img_size, module.in_chans, precision)
 
 
 def _flops(part: CostPart, config: Config, batch: int | None, side: int | None) -> float:

@@ -71,7 +71,9 @@ def predict(
     Raises `UserError` if the run is not a classifier.
     """
     if not isinstance(run.task, Classification):
-        raise UserError(f"{run.folder or run.config.model.name}: task {run.task.name} does not predict classes")
+        where = run.folder or run.config.model.name
+        hint = f"; fine-tune it with model.weights={where}" if "finetune" in run.task.commands else ""
+        raise UserError(f"{where}: task {run.task.name} does not predict classes{hint}")
     model = run.model.to(device)
     for start in range(0, len(paths), batch):
         opened = [_open(run, path) for path in paths[start : start + batch]]

@@ -3,10 +3,11 @@
 Shapes: B batch, N tokens, D token width.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from vit_scale.kernels import Shortcut, fast_block
 from vit_scale.models.attention import NORM_EPS, Attention, Kernel
@@ -98,6 +99,25 @@ class Block(nn.Module):
 
     def _mlp_branch(self, x_BND: Tensor) -> Tensor:
         return self.ls2(self.mlp(self.norm2(x_BND)))
+
+
+def run_block(
+    block: nn.Module, x_BND: Tensor, keep_BN: Tensor | None, shortcut: Shortcut | None, *, recompute: bool = False
+) -> Tensor:
+    """Run a block, or a module in place of one; `recompute`: compute its activations again in the backward pass."""
+    draws = block.draw(x_BND) if isinstance(block, Block) else (None, None)
+    # A hook on a block, or a module in place of one, gets the tokens only, as in timm.
+    inputs: tuple[Any, ...] = (x_BND,) if keep_BN is None and shortcut is None else (x_BND, keep_BN, shortcut)
+    if draws != (None, None):
+        inputs = (x_BND, keep_BN, shortcut, draws)
+    if recompute and block.training and torch.is_grad_enabled():  # A frozen block is never in training mode.
+        return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=True)
+    return block(*inputs)
+
+
+def is_recomputed(index: int, mode: Literal["none", "selective", "full"]) -> bool:
+    """Return whether activation checkpointing recomputes the block of this index."""
+    return mode == "full" or (mode == "selective" and index % 2 == 0)
 
 
 def _layer_scale(variant: Variant) -> nn.Module:

@@ -6,10 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from vit_scale.checkpoints.run_weights import BACKBONE
 from vit_scale.models.interface import ImageModel
-
-BACKBONE = "backbone."
-"""Prefix of the names of a composite's backbone parameters."""
 
 
 class Composite(nn.Module):

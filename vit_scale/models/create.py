@@ -74,7 +74,7 @@ def _construct_unfrozen(config: ModelConfig) -> nn.Module:
     if config.name.startswith(TIMM_PREFIX):
         return create_timm_model(config)
     variant = resolve_variant(config)
-    _check_kernel(config, variant)
+    check_kernel(config, variant)
     return VisionTransformer(
         variant,
         drop_path=config.drop_path,
@@ -85,7 +85,7 @@ def _construct_unfrozen(config: ModelConfig) -> nn.Module:
     )
 
 
-def _check_kernel(config: ModelConfig, variant: Variant) -> None:
+def check_kernel(config: ModelConfig, variant: Variant) -> None:
     """Try the kernel on the device where the model will run: the accelerator if there is one, otherwise the CPU."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     check_attention_kernel(

@@ -1,6 +1,6 @@
 """Dropout of elements (Srivastava et al. 2014) and of patches.
 
-Shapes: B batch, N tokens, D token width.
+Shapes: B batch, N tokens, K kept patches, D token width.
 """
 
 import torch
@@ -38,10 +38,16 @@ def drop_patches(x_BND: Tensor, rate: float, prefix: int) -> tuple[Tensor, Tenso
 
     Returns the tokens that are kept and their indices, [B, N].
     """
-    batch, tokens, dim = x_BND.shape
-    patches = tokens - prefix
+    batch, patches = x_BND.shape[0], x_BND.shape[1] - prefix
     kept = max(1, int(patches * (1 - rate)))
-    order = torch.rand(batch, patches, device=x_BND.device).argsort(dim=1)[:, :kept] + prefix
-    first = torch.arange(prefix, device=x_BND.device).expand(batch, -1)
-    keep_BN = torch.cat([first, order], dim=1)
-    return x_BND.gather(1, keep_BN.unsqueeze(-1).expand(-1, -1, dim)), keep_BN
+    return keep_patches(x_BND, torch.rand(batch, patches, device=x_BND.device).argsort(dim=1)[:, :kept], prefix)
+
+
+def keep_patches(x_BND: Tensor, keep_BK: Tensor, prefix: int) -> tuple[Tensor, Tensor]:
+    """Keep all prefix tokens and per image the patches of these indices.
+
+    Returns the tokens that are kept and their indices, [B, N].
+    """
+    first = torch.arange(prefix, device=x_BND.device).expand(x_BND.shape[0], -1)
+    keep_BN = torch.cat([first, keep_BK + prefix], dim=1)
+    return x_BND.gather(1, keep_BN.unsqueeze(-1).expand(-1, -1, x_BND.shape[2])), keep_BN

@@ -12,10 +12,14 @@ ROPE_BASE = 100.0
 """Slowest rotary wavelength over 2 pi, in patches: 100 as in Heo et al. 2024 (arXiv:2403.13298) for axial RoPE."""
 
 
-def sincos_2d(grid: tuple[int, int], dim: int, base: float = 10_000.0) -> Tensor:
-    """Return a fixed embedding [G, D]: 25% of channels each for sin and cos of column and row (as in big_vision)."""
+def sincos_2d(grid: tuple[int, int], dim: int, base: float = 10_000.0, *, endpoint: bool = True) -> Tensor:
+    """Return a fixed embedding [G, D]: 25% of channels each for sin and cos of column and row.
+
+    `endpoint`: frequencies from 1 to 1 / base inclusive, as in big_vision; without it, as in MAE.
+    """
     rows_G, columns_G = _coordinates(grid)
-    frequency = base ** -(torch.arange(dim // 4, dtype=torch.float32) / (dim // 4 - 1 or 1))
+    last = (dim // 4 - 1 or 1) if endpoint else dim // 4
+    frequency = base ** -(torch.arange(dim // 4, dtype=torch.float32) / last)
     x_GF, y_GF = columns_G[:, None] * frequency, rows_G[:, None] * frequency
     return torch.cat([x_GF.sin(), x_GF.cos(), y_GF.sin(), y_GF.cos()], dim=1)
 

@@ -1,6 +1,6 @@
 """The Vision Transformer. Modules and parameters have timm's names, so state dicts are interchangeable.
 
-Shapes: B batch, C channels, H W pixels, G patches, N tokens (prefix and patches), D token width.
+Shapes: B batch, C channels, H W pixels, G patches, K kept patches, N tokens (prefix and patches), D token width.
 Prefix tokens come before the patches: class, distillation, registers.
 """
 
@@ -9,16 +9,15 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from vit_scale import kernels
 from vit_scale.errors import UserError
 from vit_scale.kernels import Shortcut
 from vit_scale.kernels.watch import remember_types
 from vit_scale.models.attention import NORM_EPS, Kernel
-from vit_scale.models.block import Block
+from vit_scale.models.block import Block, is_recomputed, run_block
 from vit_scale.models.drop_path import drop_path_rates
-from vit_scale.models.dropout import Dropout, drop_patches
+from vit_scale.models.dropout import Dropout, drop_patches, keep_patches
 from vit_scale.models.interface import full_shape
 from vit_scale.models.patch_embed import PatchEmbed
 from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding, RowColumnEmbedding, sincos_2d
@@ -86,24 +85,25 @@ class VisionTransformer(nn.Module):
 
     # -- forward -------------------------------------------------------------------------------------------------
 
-    def forward(self, x_BCHW: Tensor, intermediates: Iterable[int] = ()) -> Any:
+    def forward(self, x_BCHW: Tensor, keep_BK: Tensor | None = None, intermediates: Iterable[int] = ()) -> Any:
         """Return logits; in training with `distilled_training`, those of both heads (class, distillation).
 
-        Without a head (`num_classes=0`), return the pooled features. With `intermediates`, return a pair: the above,
-        and the patch tokens [B, G, D] after each of these blocks, from the same pass.
+        Without a head (`num_classes=0`), return the pooled features. `keep_BK`: indices of the patches whose tokens
+        are computed, instead of those that patch dropout draws; None: all patches, except for patch dropout. With
+        `intermediates`, return a pair: the above, and the patch tokens [B, G, D] after each of these blocks.
         """
         if not intermediates:
-            return self.forward_head(self._features(x_BCHW, kernels.choose(self), self.variant.head_tokens))
+            return self.forward_head(self._features(x_BCHW, keep_BK, kernels.choose(self), self.variant.head_tokens))
         wanted = _take_indices(intermediates, self.depth)
         self._check_every_patch("intermediates")
         found = dict.fromkeys(wanted)
         head_tokens = None if self.depth - 1 in found else self.variant.head_tokens
-        output = self.forward_head(self._features(x_BCHW, kernels.choose(self), head_tokens, found))
+        output = self.forward_head(self._features(x_BCHW, None, kernels.choose(self), head_tokens, found))
         return output, [found[index][:, self.num_prefix_tokens :] for index in wanted]  # type: ignore[index]
 
-    def forward_features(self, x_BCHW: Tensor) -> Tensor:
-        """Return every token after the last norm, [B, N, D]."""
-        return self._features(x_BCHW, kernels.choose(self), None)
+    def forward_features(self, x_BCHW: Tensor, keep_BK: Tensor | None = None) -> Tensor:
+        """Return every token after the last norm, [B, N, D]; `keep_BK` as in `forward`."""
+        return self._features(x_BCHW, keep_BK, kernels.choose(self), None)
 
     def forward_head(self, x_BND: Tensor, pre_logits: bool = False) -> Tensor | tuple[Tensor, Tensor]:
         """Map tokens to logits, or with `pre_logits` to the features that the head receives."""
@@ -208,6 +208,7 @@ class VisionTransformer(nn.Module):
     def _features(
         self,
         x_BCHW: Tensor,
+        keep_BK: Tensor | None,
         shortcut: Shortcut | None,
         head_tokens: int | None,
         found: dict[int, Tensor | None] | None = None,
@@ -216,7 +217,7 @@ class VisionTransformer(nn.Module):
 
         `found` receives the tokens after the blocks that are its keys.
         """
-        x_BND, keep_BN = self._embed(x_BCHW)
+        x_BND, keep_BN = self._embed(x_BCHW, keep_BK)
         for index, block in enumerate(self.blocks):
             if shortcut is not None and index == self.depth - 1:
                 shortcut = shortcut._replace(tokens=head_tokens)
@@ -229,8 +230,8 @@ class VisionTransformer(nn.Module):
         if self.training and self.patch_dropout:
             raise UserError(f"{caller} needs every patch: call model.eval(), or set model.patch_dropout=0.")
 
-    def _embed(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return tokens with their positions, and the indices of those that patch dropout kept."""
+    def _embed(self, x_BCHW: Tensor, keep_BK: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return tokens with their positions, and the indices of those that are kept; None if all are."""
         x_BGD = self.patch_embed(x_BCHW)
         prefix_1PD = self._prefix_tokens()
         pos = self.pos_embed() if isinstance(self.pos_embed, RowColumnEmbedding) else self.pos_embed
@@ -240,6 +241,8 @@ class VisionTransformer(nn.Module):
             if pos.shape[1] > patches:
                 prefix_1PD = prefix_1PD + pos[:, :-patches]
         x_BND = self.pos_drop(torch.cat([prefix_1PD.expand(x_BGD.shape[0], -1, -1), x_BGD], dim=1))
+        if keep_BK is not None:
+            return keep_patches(x_BND, keep_BK, self.num_prefix_tokens)
         if self.training and self.patch_dropout:
             return drop_patches(x_BND, self.patch_dropout, self.num_prefix_tokens)
         return x_BND, None
@@ -260,16 +263,8 @@ class VisionTransformer(nn.Module):
     def _run(
         self, index: int, block: nn.Module, x_BND: Tensor, keep_BN: Tensor | None, shortcut: Shortcut | None
     ) -> Tensor:
-        mode = self.activation_checkpointing
-        recompute = mode == "full" or (mode == "selective" and index % 2 == 0)
-        draws = block.draw(x_BND) if isinstance(block, Block) else (None, None)
-        # A hook on a block, or a module in place of one, gets the tokens only, as in timm.
-        inputs: tuple[Any, ...] = (x_BND,) if keep_BN is None and shortcut is None else (x_BND, keep_BN, shortcut)
-        if draws != (None, None):
-            inputs = (x_BND, keep_BN, shortcut, draws)
-        if recompute and block.training and torch.is_grad_enabled():  # A frozen block is never in training mode.
-            return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=True)
-        return block(*inputs)
+        recompute = is_recomputed(index, self.activation_checkpointing)
+        return run_block(block, x_BND, keep_BN, shortcut, recompute=recompute)
 
     def _forward_two_heads(self, x_BND: Tensor, pre_logits: bool) -> Tensor | tuple[Tensor, Tensor]:
         class_BD, distilled_BD = x_BND[:, 0], x_BND[:, 1]

@@ -12,6 +12,7 @@ from vit_scale.config import Config
 from vit_scale.data.batch import ImageSource
 from vit_scale.data.data import Data, open_data
 from vit_scale.data.sources.streams import StreamSource, count_images
+from vit_scale.data.targets import ClassTarget
 from vit_scale.errors import UserError
 from vit_scale.hub import offline
 from vit_scale.tasks import task_class
@@ -25,6 +26,7 @@ class DataSize(NamedTuple):
     images: int
     """Training images."""
     classes: int
+    """0 if the task needs no labels."""
     channels: int
     val_images: int = 0
     found: str = "dataset card"
@@ -130,6 +132,8 @@ def stored_bytes(image: object) -> int:
 
 
 def _with_model_sizes(size: DataSize, config: Config) -> DataSize:
+    has_classes = isinstance(task_class(config).make_target(config), ClassTarget)
     return size._replace(
-        classes=config.model.num_classes or size.classes, channels=config.model.in_chans or size.channels
+        classes=(config.model.num_classes or size.classes) if has_classes else 0,
+        channels=config.model.in_chans or size.channels,
     )

@@ -97,7 +97,8 @@ def _format_data(data: DataSize) -> str:
     val = f", {data.val_images:,} validation images" if data.val_images else ""
     size = f", about {memory_size(data.stored_bytes)}" if data.stored_bytes else ""
     found = _FOUND.get(data.found, "")
-    return f"{images}{val}, {data.classes:,} classes{size}{found}"
+    classes = f", {data.classes:,} classes" if data.classes else ""
+    return f"{images}{val}{classes}{size}{found}"
 
 
 def _memory(run: RunPlan) -> Table:

@@ -175,7 +175,7 @@ class WandbTracker(Tracker):
         self._complete = self._run.offline or not _upload_failed(Path(self._run.settings.log_internal))
 
     def shutdown_timeout(self) -> float:
-        files = self._folder.glob("model*.safetensors") if self._config.track.artifact else ()
+        files = self._folder.glob("*.safetensors") if self._config.track.artifact else ()
         return SHUTDOWN_TIMEOUT_S + sum(path.stat().st_size for path in files) / UPLOAD_BYTES_PER_SECOND
 
     def sync_command(self) -> str | None:

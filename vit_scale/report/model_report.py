@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from vit_scale.config import Config
-from vit_scale.cost.activations import Activations, Precision, measured_activations, vit_activations
+from vit_scale.cost.activations import Activations, Precision
 from vit_scale.cost.count import ModelCount, count_trained
 from vit_scale.cost.memory import States, Strategy, optimizer_moments, states_by_strategy
 from vit_scale.cost.meta import build_on_meta
 from vit_scale.cost.trace import stage_names
-from vit_scale.cost.training import CostPart, frozen_bytes, training_cost
+from vit_scale.cost.training import CostPart, frozen_bytes, training_activations, training_cost
 from vit_scale.data.batch import DataInfo
 from vit_scale.models.interface import backbone_of
 from vit_scale.models.variants import TIMM_PREFIX, resolve_variant
-from vit_scale.models.vit import VisionTransformer
 from vit_scale.tasks import task_class
 from vit_scale.tasks.task import Task
 
@@ -134,7 +132,7 @@ def report_on(
     parts = task.cost_parts(trained)
     model = backbone_of(trained)
     assumed = _assumed(config, gpus, batch)
-    activations = _activations(config, parts, assumed.precision)
+    activations = training_activations(parts, config, assumed.precision)
     return ModelReport(
         model=config.model.name,
         recipe=recipe,
@@ -165,37 +163,6 @@ def _assumed(config: Config, gpus: int, batch: int | None) -> Assumed:
         activation_checkpointing=config.parallel.activation_checkpointing,
         freeze=config.model.freeze,
     )
-
-
-def _activations(config: Config, parts: list[CostPart], precision: Precision) -> Activations:
-    """Return the activations of all trained parts; those of a frozen one are not saved."""
-    by_part: Counter[str] = Counter()
-    recomputed = 0
-    for part in (part for part in parts if part.backward):
-        activations = _activations_of(part, config, precision)
-        by_part.update({name: round(part.images * size) for name, size in activations.by_part.items()})
-        recomputed = max(recomputed, round(part.images * activations.recomputed))
-    return Activations(dict(by_part), recomputed)
-
-
-def _activations_of(part: CostPart, config: Config, precision: Precision) -> Activations:
-    module: Any = part.module
-    checkpointing = config.parallel.activation_checkpointing
-    if isinstance(module, VisionTransformer):
-        return vit_activations(
-            module.variant,
-            precision=precision,
-            drop_path=config.model.drop_path,
-            drop_path_schedule=config.model.drop_path_schedule,
-            drop_path_mode=config.model.drop_path_mode,
-            patch_dropout=1 - part.tokens if part.tokens < 1 else config.model.patch_dropout,
-            activation_checkpointing=checkpointing,
-            kernel=config.model.kernel,
-            frozen_layers=module.frozen_layers,
-        )
-    if checkpointing != "none":
-        module.set_activation_checkpointing(checkpointing)
-    return measured_activations(module, module.img_size, module.in_chans, precision)
 
 
 def _task_without_data(config: Config, task_type: type[Task]) -> Task:
@@ -232,9 +199,6 @@ def _memory(
 
 
 def _stages(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of a model, with the blocks of a composite's backbone one by one."""
-    backbone: nn.Module = backbone_of(model)
-    stages = [backbone.get_submodule(name) for name in stage_names(backbone)]
-    if backbone is not model:
-        stages += [model.get_submodule(name) for name in stage_names(model) if name != "backbone"]
-    return stages
+    """Return the layers of a model, with the blocks of each part of a composite one by one."""
+    parts = [model] if backbone_of(model) is model else list(model.children())
+    return [stage for part in parts for stage in map(part.get_submodule, stage_names(part) or [""])]

@@ -10,7 +10,10 @@ from vit_scale.config import Config
 if TYPE_CHECKING:
     from vit_scale.tasks.task import Task
 
-TASKS = {"classify": "vit_scale.tasks.classify.classification:Classification"}
+TASKS = {
+    "classify": "vit_scale.tasks.classify.classification:Classification",
+    "mae": "vit_scale.tasks.mae.masked_autoencoding:MaskedAutoencoding",
+}
 """`task.name` -> where its class is."""
 DISTILLATION = "vit_scale.tasks.distill.distillation:Distillation"
 """Classification with a teacher (`distill.teacher`)."""

@@ -244,6 +244,10 @@ class Task(ABC):
         """
         return [CostPart("model", backbone_of(model))]
 
+    def exported(self, model: nn.Module) -> nn.Module:
+        """Return what launch/export.py exports of a trained model: by default a composite's backbone, or all of it."""
+        return backbone_of(model)
+
     def facts(self) -> dict[str, Any]:
         """Return what the result depends on besides the options; a run is not resumed with other facts."""
         return {}

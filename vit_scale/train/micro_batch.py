@@ -16,7 +16,8 @@ import torch.distributed as dist
 from vit_scale import gpu
 from vit_scale.checkpoints.find import read_meta
 from vit_scale.config import Config
-from vit_scale.cost.activations import Precision, vit_activations
+from vit_scale.cost.activations import Precision
+from vit_scale.cost.training import CostPart, training_activations
 from vit_scale.errors import UserError
 from vit_scale.models.interface import backbone_of
 from vit_scale.recipe import to_tree
@@ -50,7 +51,7 @@ def resolve_micro_batch(
     On a CPU all sizes are about equally fast, so `auto` uses the plan's, and nothing is tried if it certainly fits.
     """
     on_cpu = engine.device.type == "cpu"
-    if on_cpu and fits_in_host_memory(config, backbone_of(engine.model), plan.micro_batch, precision):
+    if on_cpu and fits_in_host_memory(config, task.cost_parts(engine.model), plan.micro_batch, precision):
         return plan, None
     requested = plan.micro_batch if on_cpu else config.batch.micro
     trial = trial_on_engine(engine, task)
@@ -185,17 +186,11 @@ def _images_per_second(engine: Engine, task: Task, size: int, repeats: int) -> f
     return size / best
 
 
-def fits_in_host_memory(config: Config, model: object, size: int, precision: Precision) -> bool:
+def fits_in_host_memory(config: Config, parts: list[CostPart], size: int, precision: Precision) -> bool:
     """Return whether the activations of `size` images need less than half of the free memory, by the closed form."""
-    variant = getattr(model, "variant", None)
-    if variant is None:  # activations of timm models are not counted
-        return True
-    per_image = vit_activations(
-        variant,
-        precision=precision,
-        activation_checkpointing=config.parallel.activation_checkpointing,
-        frozen_layers=getattr(model, "frozen_layers", 0),
-    )
+    if any(part.backward and not hasattr(part.module, "variant") for part in parts):
+        return True  # activations of timm models are not counted
+    per_image = training_activations(parts, config, precision)
     return size * per_image.total < 0.5 * psutil.virtual_memory().available
 
 

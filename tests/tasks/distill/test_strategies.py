@@ -54,7 +54,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory, launch_processes: Callable) -
     return top
 
 
-@pytest.mark.parametrize(("two", "one"), [("tokens-ddp", "tokens"), ("tokens-zero3", "tokens"), ("cached-ddp", "cached")])
+@pytest.mark.parametrize(
+    ("two", "one"), [("tokens-ddp", "tokens"), ("tokens-zero3", "tokens"), ("cached-ddp", "cached")]
+)
 def test_two_processes_equal_one(runs: Path, two: str, one: str) -> None:
     for ours, theirs in zip(losses(runs / two), losses(runs / one), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4)

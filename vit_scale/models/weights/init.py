@@ -7,7 +7,7 @@
 | kaiming_patch | truncated normal 0.02       | Kaiming normal, fan in | truncated normal 0.02     |
 | whitened      | truncated normal 0.02       | from the training data | truncated normal 0.02     |
 
-Position embeddings and the distillation token are truncated normal 0.02 in all of them, biases 0 (1e-6 in jax's MLP).
+Position embeddings, distillation and mask token are truncated normal 0.02 in all of them, biases 0 (1e-6 in jax's MLP).
 Without data, `whitened` is `trunc_normal`; see whitening.py.
 """
 
@@ -28,7 +28,7 @@ STD = 0.02
 
 
 def init_weights(model: nn.Module, kind: Init, editing: Editing = nullcontext) -> None:
-    """Initialize a VisionTransformer, except norms and LayerScale, whose constructors do.
+    """Initialize a VisionTransformer or a decoder, except norms and LayerScale, whose constructors do.
 
     `editing`: how to write to a parameter; a strategy that shards parameters gathers each one in it. The random draws
     and their order do not depend on it. timm models have initialized themselves.
@@ -51,9 +51,9 @@ def init_weights(model: nn.Module, kind: Init, editing: Editing = nullcontext) -
 
 
 def is_token_or_position(parameter_name: str) -> bool:
-    """Return whether this is a class, distillation or register token, or a position embedding."""
+    """Return whether this is a class, distillation, register or mask token, or a position embedding."""
     root = parameter_name.split(".")[0]
-    return root in ("cls_token", "dist_token", "reg_token", "pos_embed") or ".rel_pos." in parameter_name
+    return root in ("cls_token", "dist_token", "reg_token", "mask_token", "pos_embed") or ".rel_pos." in parameter_name
 
 
 def _init_linear(layer: nn.Linear, name: str, kind: Init, editing: Editing) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from vit_scale.models.interface import full_shape
 from vit_scale.models.timm_models import TimmModel
 from vit_scale.models.variants import TIMM_PREFIX, resolve_variant
 from vit_scale.models.weights.init import Editing
-from vit_scale.models.weights.read import StateDict, is_hub_name, read_hub, read_weights
+from vit_scale.models.weights.read import ADDED, StateDict, is_hub_name, read_hub, read_weights
 from vit_scale.models.weights.resample import (
     Grid,
     resample_channels,
@@ -50,10 +51,13 @@ class WeightsReport:
     def summary(self) -> str:
         """Return the report as text."""
         lines = [f"Weights from {self.source}: {len(self.kept)} tensors kept as they are."]
+        added = Counter(name.split(".")[1] for name in self.skipped if name.startswith(ADDED))
+        skipped = {name: why for name, why in self.skipped.items() if not name.startswith(ADDED)}
+        skipped |= {f"{layer}.*": f"{count} tensors, not part of the backbone" for layer, count in added.items()}
         for title, tensors in (
             ("resized", self.resized),
             ("left as initialized", self.initialized),
-            ("skipped", self.skipped),
+            ("skipped", skipped),
         ):
             lines += [f"  {title}: {name} ({why})" for name, why in tensors.items()]
         return "\n".join(lines)

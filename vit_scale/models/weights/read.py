@@ -15,13 +15,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vit_scale.checkpoints.run_weights import find_run_weights
+from vit_scale.checkpoints.run_weights import find_run_weights, split_composite
 from vit_scale.errors import UserError
 from vit_scale.hub import is_hub_reachable, offline
-from vit_scale.models.composite import BACKBONE
 from vit_scale.models.variants import TIMM_PREFIX, check_model_name
 
 StateDict = dict[str, Tensor]
+ADDED = "composite."
+"""Prefix of the layers that a composite adds to its backbone, once they are read."""
 
 _TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".tar")
 # Trainers nest the weights; EMA weights come first, as in a run directory.
@@ -94,12 +95,8 @@ def _without_backbone_prefix(weights: StateDict) -> StateDict:
 
     The composite's other layers are marked, because one that is called `head` is not the head of the backbone.
     """
-    if not any(name.startswith(BACKBONE) for name in weights):
-        return weights
-    return {
-        name.removeprefix(BACKBONE) if name.startswith(BACKBONE) else f"composite.{name}": tensor
-        for name, tensor in weights.items()
-    }
+    backbone, rest = split_composite(weights)
+    return backbone | {ADDED + name: tensor for name, tensor in rest.items()}
 
 
 def _rename(weights: Mapping[str, Tensor]) -> StateDict:

@@ -33,7 +33,7 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
             continue
         decay = 0.0 if len(full_shape(p)) <= 1 or name in undecayed else config.weight_decay
         scale = _lr_scale(model, name, config.layer_decay)
-        matrix = config.name == "muon" and len(full_shape(p)) == 2 and name.removeprefix(BACKBONE).startswith("blocks.")
+        matrix = config.name == "muon" and len(full_shape(p)) == 2 and _is_in_block(name)
         if config.name == "muon" and not matrix and config.adamw_lr is not None:
             scale *= config.adamw_lr / config.lr
         new = {"params": [], "weight_decay": decay, "lr_scale": scale} | ({"matrices": True} if matrix else {})
@@ -41,6 +41,11 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
     if not groups:
         raise UserError("model.freeze = all: nothing is left to train, because the model has no head")
     return list(groups.values())
+
+
+def _is_in_block(name: str) -> bool:
+    """Return whether a parameter is in a transformer block of a model, of a composite's backbone or of its decoder."""
+    return name.removeprefix(BACKBONE).removeprefix("decoder.").startswith("blocks.")
 
 
 def _lr_scale(model: nn.Module, name: str, layer_decay: float) -> float:

@@ -1,0 +1,219 @@
+"""Runs of a masked autoencoder: the same under every strategy, resumed, evaluated, fine-tuned and exported."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import load_file
+
+import vit_scale
+from vit_scale.commands.eval import main as evaluate
+from vit_scale.commands.export import main as export
+from vit_scale.commands.predict import main as predict
+from vit_scale.errors import UserError
+from vit_scale.models import create_model
+from vit_scale.models.weights.load import load_weights
+from vit_scale.recipe import load_recipe
+from vit_scale.train.run_recipe import run_recipe
+
+RECIPE = {
+    "task": {"name": "mae"},
+    "model": {"name": "vit_mu", "img_size": 8, "patch_size": 2, "registers": 1},
+    "mae": {"decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2},
+    "data": {"source": "embedded:digits", "workers": 0},
+    "schedule": {"steps": 8},
+    "optim": {"lr": 3e-3},
+    "batch": {"global": 32, "micro": 8},
+    "ema": {"decay": 0.9},
+    "run": {"log_every": 1, "eval_every": 4, "save_every": 100},
+    "track": {"wandb": "disabled"},
+}
+ENCODER = {"img_size": 8, "patch_size": 2, "registers": 1, "in_chans": 1}
+FILES = {f"{name}.safetensors" for name in ("model", "model_ema", "rest", "rest_ema")}
+
+
+def train(recipe: Path, folder: Path, *options: str) -> Path:
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    try:
+        assert run_recipe(load_recipe(recipe, [f"run.dir={folder}", *options]), str(recipe)) == 0
+    finally:
+        for state in (AcceleratorState, GradientState, PartialState):
+            state._reset_state()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("mae") / "mae.yaml"
+    path.write_text(yaml.safe_dump(RECIPE))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(recipe: Path) -> Path:
+    """A finished run of one process. Not to be changed."""
+    return train(recipe, recipe.parent / "one")
+
+
+@pytest.fixture(scope="module")
+def two(recipe: Path, root: Path, launch_processes: Callable) -> Path:
+    """The directory with runs of two processes, under DDP and ZeRO-3, uninterrupted and killed in their fourth step."""
+    jobs: list[dict] = []
+    for strategy in ("ddp", "zero3"):
+        whole, killed = (recipe.parent / f"{strategy}{ending}" for ending in ("", "-killed"))
+        options = [f"parallel.strategy={strategy}"]
+        jobs.append({"recipe": str(recipe), "options": [*options, f"run.dir={whole}"]})
+        jobs.append({"recipe": str(recipe), "options": [*options, f"run.dir={killed}"], "signal_at": 3})
+        jobs.append({"recipe": str(recipe), "options": [*options, f"run.dir={killed}"]})
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    worker = str(root / "tests/workers/train_many.py")
+    (done,) = launch_processes([*launcher, worker, json.dumps(jobs)], timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "status 1 1 138" in done.stdout, "the second job was interrupted"
+    return recipe.parent
+
+
+def metrics(folder: Path) -> list[tuple[int, str, float]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    keys = ("train/loss", "val/loss", "val_ema/loss")
+    return [(line["step"], key, line[key]) for line in lines for key in keys if key in line]
+
+
+def assert_same_run(one: Path, other: Path, tolerance: float) -> None:
+    (names, values), (other_names, other_values) = (
+        ([row[:2] for row in metrics(folder)], [row[2] for row in metrics(folder)]) for folder in (one, other)
+    )
+    assert names == other_names
+    assert values == pytest.approx(other_values, abs=tolerance, rel=0)
+    for name in FILES:
+        torch.testing.assert_close(load_file(one / name), load_file(other / name), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_two_processes_equal_one(run: Path, two: Path, strategy: str) -> None:
+    assert_same_run(run, two / strategy, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_killed_run_resumes_bit_for_bit(two: Path, strategy: str) -> None:
+    assert_same_run(two / strategy, two / f"{strategy}-killed", tolerance=0)
+
+
+def test_final_weights_are_the_encoder_under_timms_names(run: Path) -> None:
+    encoder = create_model("vit_mu", num_classes=0, **ENCODER)
+    weights, rest = load_file(run / "model.safetensors"), load_file(run / "rest.safetensors")
+    encoder.load_state_dict(weights)  # all of them, and no others
+    assert {name.split(".")[0] for name in rest} == {"decoder"}
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["params"] == sum(t.numel() for t in (*weights.values(), *rest.values()))
+    assert summary["best/val/loss"] == min(value for _, key, value in metrics(run) if key != "train/loss")
+    assert summary["best/val/loss"] < 1.1
+
+
+def test_images_say_whose_statistics_were_used(run: Path) -> None:
+    shown = json.loads((run / "summary.json").read_text())["pictures"]
+    assert list(shown) == ["batch", "reconstructions"]
+    assert "true mean and variance of each patch of the original image" in shown["reconstructions"]["caption"]
+    with Image.open(run / "pictures/reconstructions.png") as image:
+        assert image.width > 6 * 168, "six tiles in a row"
+
+
+@pytest.mark.parametrize("kind", ["ema", "raw"])
+def test_eval_computes_the_loss_of_the_last_evaluation(run: Path, tmp_path: Path, kind: str) -> None:
+    out = tmp_path / "results.json"
+    arguments = [str(run), "--weights", kind, "--json", str(out), "--out", str(tmp_path), "data.workers=0"]
+    assert evaluate(arguments) == 0
+    key = "val_ema/loss" if kind == "ema" else "val/loss"
+    last = [value for _, name, value in metrics(run) if name == key][-1]
+    assert json.loads(out.read_text())["loss"] == pytest.approx(last, abs=1e-6)
+    assert (tmp_path / "reconstructions.png").is_file()
+
+
+def test_fine_tuning_starts_from_the_encoder(
+    run: Path, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    options = [f"model.weights={run}", "task.name=classify", "model.pool=mean", "schedule.steps=1", "optim.lr=1e-9"]
+    plain = tmp_path / "classify.yaml"
+    plain.write_text(
+        yaml.safe_dump({section: each for section, each in RECIPE.items() if section not in ("task", "mae")})
+    )
+    tuned = load_file(train(plain, tmp_path / "tuned", *options) / "model.safetensors")
+    printed = capsys.readouterr().out
+    assert "left as initialized: fc_norm.weight (not among the weights)" in printed
+    assert "left as initialized: head.weight (not among the weights)" in printed
+    assert "skipped: norm.weight (the model has no such tensor)" in printed
+    assert "skipped: decoder.* (19 tensors, not part of the backbone)" in printed
+    encoder = load_file(run / "model_ema.safetensors")
+    same = {name for name in tuned if name in encoder and torch.allclose(tuned[name], encoder[name], rtol=0, atol=1e-6)}
+    assert same == encoder.keys() - {"norm.weight", "norm.bias"}
+    assert tuned["head.weight"].shape == (10, 32)
+
+
+def test_checkpoint_of_an_unfinished_run_fine_tunes_too(run: Path) -> None:
+    checkpoint = max((run / "checkpoints").iterdir())
+    one, other = (create_model("vit_mu", num_classes=0, **ENCODER) for _ in range(2))
+    report = load_weights(one, checkpoint)
+    load_weights(other, run)
+    assert not report.initialized
+    torch.testing.assert_close(one.state_dict(), other.state_dict())
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_export_is_the_encoder_with_pooled_features(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture, pool: str
+) -> None:
+    import timm
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("config.yaml", "summary.json", *FILES):
+        (folder / name).write_bytes((run / name).read_bytes())
+    options = yaml.safe_load((folder / "config.yaml").read_text())
+    options["model"]["pool"] = pool
+    (folder / "config.yaml").write_text(yaml.safe_dump(options))
+    assert export([str(folder), "--to", "timm"]) == 0
+    assert export([str(folder), "--to", "hub-folder"]) == 0
+    printed = capsys.readouterr().out
+    assert "maximum feature difference" in printed
+    model = timm.create_model(f"local-dir:{folder / 'export/hub'}", pretrained=True).eval()
+    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 32)
+    weights = load_file(folder / "export/timm.safetensors")
+    assert weights["norm.weight"].equal(load_file(run / "model_ema.safetensors")["norm.weight"])
+
+
+def test_a_masked_autoencoder_does_not_predict_classes(run: Path, tmp_path: Path) -> None:
+    Image.new("L", (8, 8)).save(tmp_path / "seven.png")
+    with pytest.raises(UserError, match=f"task mae does not predict classes; fine-tune it with model.weights={run}"):
+        predict([str(run), str(tmp_path / "seven.png")])
+
+
+def test_loaded_run_reconstructs(run: Path) -> None:
+    loaded = vit_scale.load_run(run)
+    rest = load_file(run / "rest_ema.safetensors")
+    assert torch.equal(loaded.model.decoder.mask_token, rest["decoder.mask_token"])
+    predicted = loaded.model(torch.zeros(1, 1, 8, 8), torch.tensor([[0, 5, 10, 15]]))
+    assert predicted.shape == (1, 16, 4)
+    assert loaded.backbone.forward_features(torch.zeros(1, 1, 8, 8)).shape == (1, 18, 32)
+
+
+def test_images_need_no_labels(recipe: Path, tmp_path: Path) -> None:
+    """A directory of images without classes; one in ten is held out."""
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    noise = np.random.default_rng(0).integers(0, 256, (40, 12, 12, 3), dtype=np.uint8)
+    for number, pixels in enumerate(noise):
+        Image.fromarray(pixels).save(photos / f"{number}.png")
+    folder = train(recipe, tmp_path / "run", f"data.source={photos}", "schedule.steps=2")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["train_images"] == 36
+    assert summary["val_images"] == 4
+    assert summary["class_names"] == []

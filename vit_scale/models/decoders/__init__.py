@@ -1,0 +1,1 @@
+"""Layers after a backbone: what reads its tokens, one file per task."""

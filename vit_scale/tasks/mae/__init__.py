@@ -1,0 +1,1 @@
+"""Masked autoencoding: reconstruct the pixels of masked patches, without labels."""
