@@ -153,8 +153,7 @@ def _fit(
     weight = torch.zeros(rows.shape[1], heads * num_classes, device=device)
     bias = torch.zeros(heads * num_classes, device=device)
     lr, decay = (
-        torch.tensor(values, device=device).repeat_interleave(num_classes)
-        for values in zip(*settings, strict=True)
+        torch.tensor(values, device=device).repeat_interleave(num_classes) for values in zip(*settings, strict=True)
     )
     velocity, bias_velocity = torch.zeros_like(weight), torch.zeros_like(bias)
     size = min(BATCH, len(rows))

@@ -24,6 +24,7 @@ from vit_scale.models.variants import TIMM_PREFIX, check_model_name
 StateDict = dict[str, Tensor]
 
 _TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".tar")
+_OTHER_LAYERS = "composite."
 # Trainers nest the weights; EMA weights come first, as in a run directory.
 _NESTS = ("model_ema", "state_dict_ema", "model", "state_dict", "module")
 
@@ -89,6 +90,12 @@ def _read_torch(path: Path) -> StateDict:
     return {name: value for name, value in content.items() if isinstance(value, Tensor)}
 
 
+def backbone_weights(weights: StateDict) -> StateDict:
+    """Return only the weights of the image model, under timm's names, of a composite or of an image model."""
+    named = _without_backbone_prefix(weights)
+    return {name: tensor for name, tensor in named.items() if not name.startswith(_OTHER_LAYERS)}
+
+
 def _without_backbone_prefix(weights: StateDict) -> StateDict:
     """Return a composite's backbone under timm's names; other weights unchanged.
 
@@ -97,7 +104,7 @@ def _without_backbone_prefix(weights: StateDict) -> StateDict:
     if not any(name.startswith(BACKBONE) for name in weights):
         return weights
     return {
-        name.removeprefix(BACKBONE) if name.startswith(BACKBONE) else f"composite.{name}": tensor
+        name.removeprefix(BACKBONE) if name.startswith(BACKBONE) else _OTHER_LAYERS + name: tensor
         for name, tensor in weights.items()
     }
 
