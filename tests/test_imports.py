@@ -17,7 +17,7 @@ ORDER = [
     ["data"],
     ["cost"],
     ["tasks"],
-    ["strategies", "record"],
+    ["strategies", "record", "probe"],
     ["train"],
     ["report", "inference", "charts"],
     ["plan", "doctor", "export", "sweep", "page"],

@@ -36,6 +36,7 @@ class Plan:
     """Steps at the end without MixUp and CutMix."""
     log_every: int = 1
     eval_every: int = 1
+    probe_every: int | None = None
     save_every: int = 1
     save_seconds: float = 0.0
     """Maximum time between checkpoints; 0: no limit."""
@@ -52,9 +53,17 @@ class Plan:
         """Return whether the weights after `step` are evaluated."""
         return self.is_last(step) or step % self.eval_every == 0
 
+    def is_probed(self, step: int) -> bool:
+        """Return whether the features after `step` are classified by k-NN."""
+        return self.probe_every is not None and (self.is_last(step) or step % self.probe_every == 0)
+
+    def is_measured(self, step: int) -> bool:
+        """Return whether the weights after `step` are evaluated or their features classified."""
+        return self.is_evaluated(step) or self.is_probed(step)
+
     def is_saved(self, step: int) -> bool:
-        """Return whether a checkpoint is written after `step`: always before an evaluation."""
-        return step % self.save_every == 0 or self.is_evaluated(step)
+        """Return whether a checkpoint is written after `step`: always before an evaluation or k-NN."""
+        return step % self.save_every == 0 or self.is_measured(step)
 
     def is_out_of_patience(self, patience: int | None, step: int, best_step: int) -> bool:
         """Return whether `patience` evaluations up to `step` have not improved on the one at `best_step`."""
@@ -99,6 +108,7 @@ def make_plan(config: Config, *, train_images: int, processes: int, device: str,
         unmixed_steps=_unmixed_steps(config, train_images, steps),
         log_every=auto_log_every(steps) if config.run.log_every == "auto" else config.run.log_every,
         eval_every=eval_every,
+        probe_every=config.run.probe_every,
         save_every=eval_every if config.run.save_every == "auto" else config.run.save_every,
         save_seconds=SAVE_SECONDS if config.run.save_every == "auto" else 0.0,
         global_batch=global_batch,

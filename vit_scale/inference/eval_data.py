@@ -42,7 +42,7 @@ def open_eval_data(loaded: LoadedRun, data: str | None, split: str | None) -> Ev
     target = loaded.task.make_target(config)
     splits: tuple[str, ...] = ()
     if data is not None:
-        options, splits = _other_source(options, data, target)
+        options, splits = other_source(options, data, target)
     if split not in (None, "train", "val"):
         options = replace(options, val_split=split)
     elif len(splits) == 1:
@@ -57,7 +57,7 @@ def open_eval_data(loaded: LoadedRun, data: str | None, split: str | None) -> Ev
     return EvalData(source, opened.class_names, split or "val", description, opened.file_notes)
 
 
-def _other_source(options: DataConfig, source: str, target: Target) -> tuple[DataConfig, tuple[str, ...]]:
+def other_source(options: DataConfig, source: str, target: Target) -> tuple[DataConfig, tuple[str, ...]]:
     """Return options for another source, and the names of its splits.
 
     The configuration and the splits of the run's source do not apply. Its columns and its table of labels do, if the

@@ -12,11 +12,12 @@ import torch
 
 from vit_scale.cost.activations import Precision
 from vit_scale.data.augment.transforms import EvalTransform
-from vit_scale.data.batch import Batch
+from vit_scale.data.batch import Batch, ImageSource
 from vit_scale.data.loading.loaders import EvalLoader, Loading
 from vit_scale.data.loading.workers import choose_workers
 from vit_scale.data.sampling import EvalIndices
 from vit_scale.data.sources.streams import count_images
+from vit_scale.data.targets import Target
 from vit_scale.errors import UserError
 from vit_scale.inference.eval_data import EvalData
 from vit_scale.inference.eval_report import Evaluation, ReportShow
@@ -37,11 +38,11 @@ def evaluate_run(
     `relabel` maps labels of the data to classes of the model.
     """
     config, device = loaded.config, processes.device
-    precision = _precision(config.parallel.precision, device)
+    precision = available_precision(config.parallel.precision, device)
     half = torch.bfloat16 if precision == "bf16" else torch.float16
     model, task = loaded.model.to(device), loaded.task
     task.to(device, torch.float32)
-    loader = _open_loader(loaded, data, processes)
+    loader = open_eval_loader(loaded, data.source, task.make_target(config), processes)
     started = perf_counter()
     try:
         with (
@@ -77,7 +78,7 @@ class _Batches:
             yield batch
 
 
-def _precision(requested: Precision | Literal["auto"], device: torch.device) -> Precision:
+def available_precision(requested: Precision | Literal["auto"], device: torch.device) -> Precision:
     """Return the precision of the run, or the best one of this device if it does not support that."""
     try:
         return resolve_precision(requested, device)
@@ -87,14 +88,15 @@ def _precision(requested: Precision | Literal["auto"], device: torch.device) -> 
         return found
 
 
-def _open_loader(loaded: LoadedRun, data: EvalData, processes: Processes) -> EvalLoader:
+def open_eval_loader(loaded: LoadedRun, source: ImageSource, target: Target, processes: Processes) -> EvalLoader:
+    """Return the share of this process of evaluation batches of `source`."""
     config, device = loaded.config, processes.device
     batch = DEFAULT_MICRO_BATCH[device.type] if config.batch.eval == "auto" else config.batch.eval
-    workers = choose_workers(config.data, own_cores(), data.source)
+    workers = choose_workers(config.data, own_cores(), source)
     return EvalLoader(
-        data.source,
+        source,
         EvalTransform(config.augment, loaded.backbone.img_size),
-        EvalIndices(images=count_images(data.source), batch=batch, rank=processes.rank, world=processes.world),
-        loaded.task.make_target(config),
+        EvalIndices(images=count_images(source), batch=batch, rank=processes.rank, world=processes.world),
+        target,
         Loading(loaded.task.in_chans, config.data.on_error, workers),
     )

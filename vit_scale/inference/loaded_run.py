@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from vit_scale.checkpoints.run_weights import Kind, RunWeights, StateDict, find_run_weights
+from vit_scale.checkpoints.run_weights import Kind, RunWeights, StateDict, find_run_weights, split_composite
 from vit_scale.config import Config, with_current_names
 from vit_scale.data.batch import DataInfo
 from vit_scale.errors import UserError
@@ -22,6 +22,7 @@ from vit_scale.models.weights.load import fit_weights, grid_of
 from vit_scale.models.weights.resample import Grid
 from vit_scale.recipe import build_config, load_recipe
 from vit_scale.tasks import task_class
+from vit_scale.tasks.classify.classification import Classification
 from vit_scale.tasks.task import Task
 
 
@@ -90,6 +91,30 @@ def load_run(
         in_chans=record.get("in_chans"),
         trained_with=trained_with,
         task_type=task_type,
+    )
+    run_folder = folder.parent.parent if (folder / "meta.json").is_file() else folder
+    return replace(loaded, weights=str(found), is_ema=found.kind == "ema", folder=run_folder, record=record)
+
+
+def load_encoder(path: str | Path, *, weights: Kind | None = None, overrides: Sequence[str] = ()) -> LoadedRun:
+    """Load the image model of a run of any task, without the layers that its task added, as `load_run` does.
+
+    It has the classifier that the weights have, or none.
+    """
+    folder, found = _find(Path(path), weights)
+    record, trained_with = _read_record(folder), _read_config(folder, ())
+    config = _read_config(folder, overrides) if overrides else trained_with
+    state = split_composite(found.read())[0]
+    classes = leading_size(state, config.model.name, "classifier", 0) or 0
+    names = tuple(record.get("class_names") or ())
+    loaded = build_loaded(
+        replace(config, model=replace(config.model, num_classes=classes)),
+        state,
+        source=str(found),
+        names=names if len(names) <= classes else (),
+        in_chans=record.get("in_chans"),
+        trained_with=trained_with,
+        task_type=Classification,
     )
     run_folder = folder.parent.parent if (folder / "meta.json").is_file() else folder
     return replace(loaded, weights=str(found), is_ema=found.kind == "ema", folder=run_folder, record=record)

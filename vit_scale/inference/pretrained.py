@@ -9,32 +9,44 @@ from typing import Any
 
 from vit_scale.checkpoints.run_weights import Kind
 from vit_scale.errors import UserError
-from vit_scale.inference.loaded_run import LoadedRun, build_loaded, is_run, leading_size, load_run
+from vit_scale.inference.loaded_run import LoadedRun, build_loaded, is_run, leading_size, load_encoder, load_run
 from vit_scale.models.variants import TIMM_PREFIX, check_model_name
-from vit_scale.models.weights.read import read_weights
+from vit_scale.models.weights.read import ADDED, read_weights
 from vit_scale.recipe import build_config
 
 
 def load_target(
-    target: str, *, model: str | None = None, weights: Kind | None = None, overrides: Sequence[str] = ()
+    target: str,
+    *,
+    model: str | None = None,
+    weights: Kind | None = None,
+    overrides: Sequence[str] = (),
+    encoder: bool = False,
 ) -> LoadedRun:
-    """Load what a command line names: a run, a checkpoint, `timm/NAME`, or a weights file for `model`."""
+    """Load what a command line names: a run, a checkpoint, `timm/NAME`, or a weights file for `model`.
+
+    `encoder`: load only the image model, of a run of any task, with or without a classifier.
+    """
     path = Path(target)
     if path.is_file() and not is_run(path.parent):
         if model is None:
             raise UserError(
                 f"{target}: a weights file alone does not define its model; add --model NAME, e.g. timm/resnet18"
             )
-        return load_pretrained(model, target, overrides)
+        return load_pretrained(model, target, overrides, encoder=encoder)
     if not path.exists() and target.startswith(TIMM_PREFIX):
-        return load_pretrained(target, target, overrides)
+        return load_pretrained(target, target, overrides, encoder=encoder)
     if model is not None:
         raise UserError(f"--model {model}: only valid with a weights file; the run {target} defines its model")
-    return load_run(path, weights=weights, overrides=overrides)
+    load = load_encoder if encoder else load_run
+    return load(path, weights=weights, overrides=overrides)
 
 
-def load_pretrained(name: str, weights: str, overrides: Sequence[str] = ()) -> LoadedRun:
-    """Load the model `name` with weights of a file or of the Hub, and with the image transform of timm's evaluation."""
+def load_pretrained(name: str, weights: str, overrides: Sequence[str] = (), *, encoder: bool = False) -> LoadedRun:
+    """Load the model `name` with weights of a file or of the Hub, and with the image transform of timm's evaluation.
+
+    `encoder`: weights without a classifier are a model without one, not an error.
+    """
     check_model_name(name)
     tree: dict[str, Any] = {"model": {"name": name}, "schedule": {"steps": 1}}
     names: tuple[str, ...] = ()
@@ -45,7 +57,10 @@ def load_pretrained(name: str, weights: str, overrides: Sequence[str] = ()) -> L
     config = build_config(tree, overrides)
     state = read_weights(weights)
     classes = config.model.num_classes or leading_size(state, name, "classifier", 0)
-    if not classes:
+    if not classes and encoder:
+        state = {key: tensor for key, tensor in state.items() if not key.startswith(ADDED)}
+        config = replace(config, model=replace(config.model, num_classes=0))
+    elif not classes:
         raise UserError(f"{weights}: apparently not the weights of {name}: they have no classifier")
     loaded = build_loaded(config, state, source=weights, names=names if len(names) == classes else ())
     return replace(loaded, weights=f"weights of {weights}")

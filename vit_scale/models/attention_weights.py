@@ -35,7 +35,7 @@ def attention_weights(model: nn.Module, x_BCHW: Tensor, *, start: int = 0) -> It
     previous = None
     for block, weights_of in chosen:
         # The model is in another state only while it computes, not while the caller uses the weights.
-        with _evaluation(model):
+        with evaluation_mode(model):
             x_BND = x_BND if previous is None else previous(x_BND)
             weights_BHNN = weights_of(block.norm1(x_BND))
         yield weights_BHNN
@@ -88,7 +88,7 @@ def _input_of(model: nn.Module, block: nn.Module, x_BCHW: Tensor) -> Tensor:
     seen: list[Tensor] = []
     handle = block.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
     try:
-        with _evaluation(model):
+        with evaluation_mode(model):
             model(x_BCHW)
     finally:
         handle.remove()
@@ -96,7 +96,7 @@ def _input_of(model: nn.Module, block: nn.Module, x_BCHW: Tensor) -> Tensor:
 
 
 @contextmanager
-def _evaluation(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put every module into evaluation mode, and compiled modules back to the code that was written."""
     modules = [(module, module.training, module._compiled_call_impl) for module in model.modules()]
     model.eval()

@@ -132,6 +132,8 @@ class Task(ABC):
     name: ClassVar[str]
     metrics: tuple[Metric, ...]
     """The first one is "best": for checkpoints, the summary, patience and sweeps."""
+    further_metrics: tuple[Metric, ...] = ()
+    """Metrics that the run measures itself, not the evaluator (`run.probe_every`); shown like the others."""
     commands: ClassVar[tuple[str, ...]] = ("eval",)
     """Commands that support runs of this task, suggested at the end of a run. They load only tasks in `TASKS`."""
     target: ClassVar[Target] = ClassTarget()
@@ -265,4 +267,5 @@ class Task(ABC):
 
     def describe(self) -> dict[str, Any]:
         """Return what summary.json says of the task: enough for the page and the model card to show the run."""
-        return {"name": self.name, "metrics": [asdict(metric) for metric in self.metrics], "facts": self.facts()}
+        metrics = [asdict(metric) for metric in (*self.metrics, *self.further_metrics)]
+        return {"name": self.name, "metrics": metrics, "facts": self.facts()}

@@ -35,6 +35,7 @@ from vit_scale.models.attention import check_attention_kernel
 from vit_scale.models.interface import backbone_of
 from vit_scale.models.weights.freeze import untrained_backbone_warning
 from vit_scale.models.weights.whitening import whiten_patches
+from vit_scale.probe.periodic import KNN_TOP1, knn_images
 from vit_scale.record.header import header_rows, run_facts
 from vit_scale.record.record import Record, SilentRecord, Start
 from vit_scale.record.terminal import Terminal
@@ -110,7 +111,8 @@ def build_run(
         task.precompute(data, workers=choose_workers(config.data, own_cores(), data.train))
         phase.next("Preparing the first batches")
         cost = _step_cost(config, plan, task, model, strategy.device, decided.precision)
-        loaders = make_loaders(config, plan, task, data, backbone_of(model), step=state.step, rank=strategy.rank)
+        where: dict[str, Any] = {"step": state.step, "rank": strategy.rank, "precision": decided.precision}
+        loaders = make_loaders(config, plan, task, data, backbone_of(model), **where)
         notes += [weights_note, untrained_backbone_warning(config.model.freeze, config.model.weights), batch_note]
         for note in filter(None, [*notes, *opened.messages]):
             terminal.info(note)
@@ -185,6 +187,7 @@ def _open_data(config: Config, task: type[Task]) -> Data:
     """Open the images that the run trains and evaluates on."""
     data = open_data(config.data, task.make_target(config), seed=config.run.seed)
     class_balance(config.data, data.train)  # raises `UserError` if there are no classes
+    knn_images(config, data)  # raises `UserError` if there are no labels
     note = None if config.optim.class_weights else data.imbalance_note
     return replace(data, val=limit_images(data.val, config.run.eval_images), imbalance_note=note)
 
@@ -194,6 +197,7 @@ def _make_task(config: Config, task_type: type[Task], data: Data, device: str) -
     sizes: dict[str, Any] = {"train_images": _train_images(config, data), "processes": world_size(), "device": device}
     task = task_type(config, data.info, make_plan(config, **sizes))
     task.plan = plan = make_plan(config, **sizes, multiple=task.multiple)
+    task.further_metrics = () if config.run.probe_every is None else (KNN_TOP1,)
     return task, plan
 
 

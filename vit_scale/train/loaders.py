@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vit_scale.config import Config
+from vit_scale.cost.activations import Precision
 from vit_scale.data.augment.transforms import EvalTransform, TrainTransform
 from vit_scale.data.class_balance import class_balance
 from vit_scale.data.data import Data
@@ -14,6 +15,7 @@ from vit_scale.data.sampling import EvalIndices, TrainIndices
 from vit_scale.data.sources.cache import with_cache
 from vit_scale.data.sources.streams import count_images
 from vit_scale.models.interface import ImageModel
+from vit_scale.probe.periodic import KnnProbe, knn_images
 from vit_scale.schedule import Plan
 from vit_scale.strategies.processes import own_cores
 from vit_scale.tasks.task import Task
@@ -25,6 +27,8 @@ class Loaders:
 
     train: TrainLoader
     val: EvalLoader
+    probe: KnnProbe | None = None
+    """The labeled images of `run.probe_every`."""
 
     def problems(self) -> list[str]:
         """Return what could not be read, for the user."""
@@ -34,14 +38,25 @@ class Loaders:
         """Stop the data-loading workers."""
         self.train.close()
         self.val.close()
+        if self.probe is not None:
+            self.probe.close()
 
 
 def make_loaders(
-    config: Config, plan: Plan, task: Task, data: Data, backbone: ImageModel, *, step: int, rank: int
+    config: Config,
+    plan: Plan,
+    task: Task,
+    data: Data,
+    backbone: ImageModel,
+    *,
+    step: int,
+    rank: int,
+    precision: Precision = "fp32",
 ) -> Loaders:
     """Return the loaders of a run that starts or resumes at `step`."""
     size, channels = backbone.img_size, backbone.in_chans
-    workers = choose_workers(config.data, own_cores(), data.train)
+    cores = own_cores()
+    workers = choose_workers(config.data, cores, data.train)
     target = task.make_target(config)
     train = TrainLoader(
         with_cache(data.train, config.data, img_size=size, in_chans=channels, target=target),
@@ -57,7 +72,9 @@ def make_loaders(
         target,
         Loading(channels, config.data.on_error, workers),
     )
-    return Loaders(train, val)
+    labeled = knn_images(config, data)
+    probe = None if labeled is None else KnnProbe(config, plan, task, labeled, backbone, rank, cores, precision)
+    return Loaders(train, val, probe)
 
 
 def train_indices(config: Config, plan: Plan, data: Data, *, rank: int, start_step: int, end_step: int) -> TrainIndices:

@@ -15,6 +15,7 @@ from torch import Tensor
 from vit_scale.data.batch import Batch
 from vit_scale.errors import UserError
 from vit_scale.models.interface import backbone_of
+from vit_scale.probe.periodic import KnnProbe
 from vit_scale.recipe import to_tree
 from vit_scale.record.record import RecordShow
 from vit_scale.strategies.norms import weight_norm
@@ -34,7 +35,7 @@ def train(run: Run) -> int:
     state, plan, terminal = run.state, run.plan, run.record.terminal
     meter = Meter(run)
     first = state.step + 1
-    terminal.start(state.step, plan.steps, run.task.metrics)
+    terminal.start(state.step, plan.steps, (*run.task.metrics, *run.task.further_metrics))
     with watch(run) as interrupt, run.record:
         if not state.evaluated and (signal := evaluate_now(run, meter, interrupt)):
             return stop_early(run, signal)
@@ -50,7 +51,7 @@ def train(run: Run) -> int:
                 with meter.paused():
                     after_first_step(run, batches[0])
             request = interrupt.agreed()
-            state.evaluated = not plan.is_evaluated(state.step)
+            state.evaluated = not plan.is_measured(state.step)
             if plan.is_saved(state.step) or request.save or request.signal:
                 save(run)
                 interrupt.restart_clock()
@@ -120,27 +121,34 @@ def divergence_error(run: Run, meter: Meter, metrics: dict[str, float]) -> UserE
 
 
 def evaluate_now(run: Run, meter: Meter, interrupt: Interrupt) -> Signals | None:
-    """Evaluate raw and EMA weights; returns the signal that interrupted it, if any.
+    """Do what is due after this step for raw and EMA weights: an evaluation, k-NN, or both.
 
-    A checkpoint was saved before: resuming from it repeats an interrupted evaluation.
+    Returns the signal that interrupted it, if any. A checkpoint was saved before: resuming from it repeats it.
     """
-    state, best_metric = run.state, run.task.metrics[0]
+    state = run.state
     run.record.wait_for_trackers()
-    try:
-        metrics = _evaluate_all(run, interrupt)
-    except Interrupted as stopped:
-        return stopped.signal
-    keys = (f"val/{best_metric.name}", f"val_ema/{best_metric.name}")
-    best = best_metric.best_of([metrics[key] for key in keys if key in metrics])
-    if best_metric.is_better(best, state.best):
-        state.best, state.best_step = best, state.step
-    state.evaluated = True
-    run.record.terminal.evaluation(state.step, metrics)
-    run.record.log(state.step, {"epoch": run.plan.epoch(state.step)} | metrics)
-    run.record.write_summary(**run.best_facts())
-    run.checkpoints.add_evaluation(state, metrics)
-    meter.restart()
+    with meter.paused():
+        try:
+            metrics = _measure_all(run, interrupt)
+        except Interrupted as stopped:
+            return stopped.signal
+        _update_best(run, metrics)
+        state.evaluated = True
+        run.record.terminal.evaluation(state.step, metrics)
+        run.record.log(state.step, {"epoch": run.plan.epoch(state.step)} | metrics)
+        run.record.write_summary(**run.best_facts())
+        run.checkpoints.add_evaluation(state, metrics)
     return None
+
+
+def _update_best(run: Run, metrics: dict[str, float]) -> None:
+    """Keep the result of the first metric if it was measured and is better than all before."""
+    state, best_metric = run.state, run.task.metrics[0]
+    keys = (f"val/{best_metric.name}", f"val_ema/{best_metric.name}")
+    if measured := [metrics[key] for key in keys if key in metrics]:
+        best = best_metric.best_of(measured)
+        if best_metric.is_better(best, state.best):
+            state.best, state.best_step = best, state.step
 
 
 class Interrupted(Exception):
@@ -151,10 +159,10 @@ class Interrupted(Exception):
         self.signal = signal
 
 
-def _evaluate_all(run: Run, interrupt: Interrupt) -> dict[str, float]:
+def _measure_all(run: Run, interrupt: Interrupt) -> dict[str, float]:
     """Return the metrics of the raw and of the EMA weights; raises `Interrupted`."""
     ema, inspected = run.state.ema, _is_inspected(run)
-    batches = run.loaders.val.count()
+    batches = _batches_to_measure(run)
     total = batches * (1 if ema is None else 2) if batches is not None else None
     with run.record.terminal.phase("Evaluating, batch", total) as phase:
 
@@ -164,10 +172,25 @@ def _evaluate_all(run: Run, interrupt: Interrupt) -> dict[str, float]:
                 raise Interrupted(signal)
 
         if ema is None:
-            return _evaluate(run, "raw", advance, inspect=inspected)
-        metrics = _evaluate(run, "raw", advance, inspect=False)
+            return _measure(run, "raw", advance, inspect=inspected)
+        metrics = _measure(run, "raw", advance, inspect=False)
         with ema.applied():
-            return metrics | _evaluate(run, "ema", advance, inspect=inspected)
+            return metrics | _measure(run, "ema", advance, inspect=inspected)
+
+
+def _due(run: Run) -> tuple[bool, KnnProbe | None]:
+    """Return whether an evaluation is due after this step, and the k-NN if it is due."""
+    step = run.state.step
+    probe = run.loaders.probe if run.plan.is_probed(step) else None
+    # A resumed run may have other intervals than the one that left it to do: then it is an evaluation.
+    return run.plan.is_evaluated(step) or probe is None, probe
+
+
+def _batches_to_measure(run: Run) -> int | None:
+    """Return how many batches are due for one set of weights; None if that is unknown."""
+    evaluates, probe = _due(run)
+    evaluated = run.loaders.val.count() if evaluates else 0
+    return None if evaluated is None else evaluated + (probe.count() if probe else 0)
 
 
 def _is_inspected(run: Run) -> bool:
@@ -176,14 +199,23 @@ def _is_inspected(run: Run) -> bool:
     return when == "every" or (when == "last" and run.is_done())
 
 
+def _measure(run: Run, weights: str, advance: Callable[[], None], *, inspect: bool) -> dict[str, float]:
+    """Return what is due of the weights that the model has now, by key of metrics.jsonl."""
+    evaluates, probe = _due(run)
+    metrics = _evaluate(run, weights, advance, inspect=inspect) if evaluates else {}
+    if probe is not None:
+        metrics |= probe.measure(run.state.model, advance)
+    section = "val" if weights == "raw" else "val_ema"
+    return {f"{section}/{name}": value for name, value in metrics.items()}
+
+
 def _evaluate(run: Run, weights: str, advance: Callable[[], None], *, inspect: bool) -> dict[str, float]:
     """Evaluate the weights that the model has now; with `inspect` also show tables and images."""
     evaluator = evaluate(run.task, run.state.model, run.loaders.val, inspect=inspect, advance=advance)
     metrics = evaluator.metrics()
     if inspect:
         evaluator.show(RecordShow(run.record, run.state.model, run.state.step, weights))
-    section = "val" if weights == "raw" else "val_ema"
-    return {f"{section}/{metric.name}": metrics[metric.name] for metric in run.task.metrics}
+    return {metric.name: metrics[metric.name] for metric in run.task.metrics}
 
 
 def save(run: Run) -> None:

@@ -93,7 +93,7 @@ def shorten(config: Config, plan: Plan, *, steps: int, images: int, run_dir: str
         schedule=schedule,
         batch=batch,
         augment=dataclasses.replace(config.augment, no_mix_epochs=0.0),
-        run=dataclasses.replace(config.run, dir=run_dir, resume="never", keep=1),
+        run=dataclasses.replace(config.run, dir=run_dir, resume="never", keep=1, probe_every=None),
         track=TrackConfig(wandb="disabled", images="never"),
     )
 

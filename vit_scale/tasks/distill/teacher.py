@@ -17,12 +17,9 @@ from vit_scale.data.normalize import Values
 from vit_scale.errors import UserError
 from vit_scale.models.create import construct_model
 from vit_scale.models.weights.load import WeightsReport, fit_weights, load_weights
-from vit_scale.models.weights.read import is_hub_name, read_weights
+from vit_scale.models.weights.read import ADDED, is_hub_name, read_weights
 from vit_scale.tasks.distill.features import logits_and_tokens
 from vit_scale.tasks.distill.source import TeacherSource
-
-_OTHER_LAYERS = "composite."
-"""Prefix of the layers that a task added to the backbone of a run, in `read_weights`."""
 
 
 class TeacherOutput(NamedTuple):
@@ -82,7 +79,7 @@ def load_teacher(source: TeacherSource, student: tuple[Values, Values]) -> Teach
         model, report = _load(source)
     except UserError as error:
         raise UserError(str(error).replace("model.weights = ", "distill.teacher = ")) from error
-    unused = {name: why for name, why in report.skipped.items() if not name.startswith(_OTHER_LAYERS)}
+    unused = {name: why for name, why in report.skipped.items() if not name.startswith(ADDED)}
     if problems := report.initialized | report.resized | unused:
         name, reason = next(iter(problems.items()))
         raise UserError(f"distill.teacher = {source.source}: not the weights of {source.model.name}: {name}: {reason}")

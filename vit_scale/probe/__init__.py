@@ -1,0 +1,1 @@
+"""Judge frozen features: k-NN classification, linear probes, and projections to two dimensions."""

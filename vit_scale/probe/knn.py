@@ -1,0 +1,102 @@
+"""k-nearest-neighbor classification by cosine similarity.
+
+The k most similar training images vote for their class with weights softmax(similarity / 0.07), as in InstDisc, MoCo
+and DINO. Shapes: N training images, Q queries, D features, K neighbors, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vit_scale.errors import UserError
+
+NEIGHBORS = (10, 20, 100, 200)
+TEMPERATURE = 0.07
+QUERY_BLOCK, TRAIN_BLOCK = 1024, 16384
+"""Rows and columns of the similarities that are in memory at a time."""
+_VOTES = 2**24
+"""Most votes (queries x classes) that are in memory at a time."""
+
+
+def usable_neighbors(ks: Sequence[int] | None, available: int) -> tuple[list[int], list[int]]:
+    """Return which k to use and which of the default ones are skipped; a requested one that is too large is an error.
+
+    `available`: the neighbors that an image has.
+    """
+    usable = [k for k in ks or NEIGHBORS if k <= available]
+    skipped = [k for k in ks or NEIGHBORS if k > available]
+    if ks and skipped:
+        raise UserError(f"--k {skipped[0]}: an image has only {available:,} other training images")
+    if not usable:
+        raise UserError(f"k-NN needs at least {skipped[0]} training images, there are {available:,}; choose a --k")
+    return usable, skipped
+
+
+def knn_predict(
+    train_ND: Tensor,
+    labels_N: Tensor,
+    queries_QD: Tensor,
+    ks: Sequence[int],
+    num_classes: int,
+    *,
+    own_Q: Tensor | None = None,
+    device: torch.device | str = "cpu",
+    advance: Callable[[], None] = lambda: None,
+) -> dict[int, Tensor]:
+    """Return the predicted class of each query for each k.
+
+    `own_Q`: row of `train_ND` that is the query itself, which is never its neighbor; -1: none. `advance` is called
+    after each block of queries. Memory does not grow with N x Q.
+    """
+    most, found = max(ks), []
+    for start, stop in query_blocks(len(queries_QD), num_classes):
+        query_QD = F.normalize(queries_QD[start:stop].to(device), dim=1)
+        own = None if own_Q is None else own_Q[start:stop].to(device)
+        similarity_QK, neighbor_QK = _nearest(query_QD, train_ND, most, own)
+        # On a CPU: sums of votes on a GPU depend on their order.
+        found.append(_vote(similarity_QK.cpu(), labels_N[neighbor_QK.cpu()], ks, num_classes))
+        advance()
+    return {k: torch.cat([each[k] for each in found]) for k in ks}
+
+
+def query_blocks(queries: int, num_classes: int) -> list[tuple[int, int]]:
+    """Return start and end of each block of queries."""
+    size = max(1, min(QUERY_BLOCK, _VOTES // num_classes))
+    return [(start, min(start + size, queries)) for start in range(0, queries, size)]
+
+
+def _nearest(query_QD: Tensor, train_ND: Tensor, most: int, own_Q: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the similarities and rows of the `most` nearest training images, nearest first."""
+    best_QK = query_QD.new_empty(len(query_QD), 0)
+    rows_QK = torch.empty(len(query_QD), 0, dtype=torch.int64, device=query_QD.device)
+    for start, train_BD in _train_blocks(train_ND, query_QD.device):
+        similarity_QB = query_QD @ train_BD.T
+        if own_Q is not None:
+            place = own_Q - start
+            mine = (place >= 0) & (place < len(train_BD))
+            similarity_QB[mine, place[mine]] = -torch.inf
+        best_QB, columns_QB = similarity_QB.topk(min(most, len(train_BD)), dim=1)
+        merged = torch.cat([best_QK, best_QB], dim=1)
+        best_QK, order = merged.topk(min(most, merged.shape[1]), dim=1)
+        rows_QK = torch.cat([rows_QK, columns_QB + start], dim=1).gather(1, order)
+    return best_QK, rows_QK
+
+
+def _train_blocks(train_ND: Tensor, device: torch.device) -> Iterator[tuple[int, Tensor]]:
+    for start in range(0, len(train_ND), TRAIN_BLOCK):
+        yield start, F.normalize(train_ND[start : start + TRAIN_BLOCK].to(device), dim=1)
+
+
+def _vote(similarity_QK: Tensor, label_QK: Tensor, ks: Sequence[int], num_classes: int) -> dict[int, Tensor]:
+    # All weights of a query divided by their largest: the class with most votes does not depend on the softmax's sum.
+    weight_QK = ((similarity_QK - similarity_QK[:, :1]) / TEMPERATURE).exp().double()
+    predicted = {}
+    for k in ks:
+        votes_QC = weight_QK.new_zeros(len(weight_QK), num_classes)
+        votes_QC.scatter_add_(1, label_QK[:, :k], weight_QK[:, :k])
+        predicted[k] = votes_QC.argmax(1)
+    return predicted
