@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.processes import run_script
 from vit_scale.plan.fits import memory_model
 from vit_scale.plan.machine import Machine
 from vit_scale.recipe import build_config
@@ -26,29 +25,26 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
 ONE_PROCESS = list(itertools.product(MODELS, (1, 2), ("none", "full")))
 DDP = list(itertools.product(("many tokens", "wide"), (1, 2), ("none", "full")))
 
-Launch = Callable[..., list]
 
-
-def measured(launch: Launch, command: list[str], cases: list[tuple[str, int, str]]) -> dict[Any, int]:
+def measured(processes: int, cases: list[tuple[str, int, str]]) -> dict[Any, int]:
     requests = [
         {"model": MODELS[kind][1], "batch": MODELS[kind][0], "accumulation": accumulation, "checkpointing": mode}
         for kind, accumulation, mode in cases
     ]
-    (done,) = launch([*command, WORKER, json.dumps(requests)])
+    done = run_script(WORKER, json.dumps(requests), processes=processes)
     assert done.returncode == 0, done.stderr
     peaks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     return dict(zip(cases, map(min, zip(*peaks, strict=True)), strict=True))
 
 
 @pytest.fixture(scope="module")
-def one_process(launch_processes: Launch) -> dict[Any, int]:
-    return measured(launch_processes, [sys.executable], ONE_PROCESS)
+def one_process() -> dict[Any, int]:
+    return measured(1, ONE_PROCESS)
 
 
 @pytest.fixture(scope="module")
-def two_processes(launch_processes: Launch) -> dict[Any, int]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    return measured(launch_processes, torchrun, DDP)
+def two_processes() -> dict[Any, int]:
+    return measured(2, DDP)
 
 
 def predicted(kind: str, accumulation: int, checkpointing: str, processes: int) -> int:

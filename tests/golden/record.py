@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import re
-import subprocess
 import sys
 import tempfile
 import zlib
@@ -22,6 +21,9 @@ import torch
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+from tests.processes import run_script  # noqa: E402
+
 LOSSES = Path(__file__).with_name("losses.json")
 
 COMMON = ["track.wandb=disabled", "data.workers=0", "run.log_every=1", "run.eval_every=6", "run.save_every=100"]
@@ -75,12 +77,8 @@ def _job(folder: Path, case: str, strategy: str) -> dict[str, Any]:
 
 
 def _launch(processes: int, jobs: list[dict[str, Any]]) -> None:
-    command = [sys.executable, "tests/workers/train_many.py", json.dumps(jobs)]
-    if processes > 1:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-        command = [*launcher, *command[1:]]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    worker, environment = "tests/workers/train_many.py", {"OMP_NUM_THREADS": "1"}
+    done = run_script(worker, json.dumps(jobs), processes=processes, timeout=400, **environment)
     statuses = [line.split()[-1] for line in done.stdout.splitlines() if line.startswith("status")]
     if done.returncode or set(statuses) != {"0"}:
         raise RuntimeError(f"a golden run failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")

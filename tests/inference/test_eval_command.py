@@ -6,8 +6,6 @@ import csv
 import json
 import re
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from tests.processes import run_script
 from vit_scale.commands.eval import main
 from vit_scale.errors import UserError
 from vit_scale.inference.eval_data import match_classes
@@ -126,17 +125,13 @@ def test_other_splits_and_data_have_separate_directories(run: Path, images: Path
     assert any("images" in name for name in folders)
 
 
-def test_two_processes_count_each_image_once(
-    run: Path, tmp_path: Path, launch_processes: Callable, images: Path
-) -> None:
+def test_two_processes_count_each_image_once(run: Path, tmp_path: Path, images: Path) -> None:
     (images / CLASSES[0] / "9.png").unlink()  # 29 images: an unequal number per process
-    script = ["launch/eval.py", str(run), "--data", str(images), "--match-by-index", "batch.eval=4", "data.workers=0"]
-    together = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    together += ["--main_process_port", "0", "--mixed_precision", "no", "--num_machines", "1", *script]
-    (done,) = launch_processes([*together, "--json", str(tmp_path / "two.json")])
+    arguments = [str(run), "--data", str(images), "--match-by-index", "batch.eval=4", "data.workers=0"]
+    done = run_script("launch/eval.py", *arguments, "--json", tmp_path / "two.json", processes=2)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("top-1") == 1
-    alone = evaluate(*script[1:], out=tmp_path / "one.json")
+    alone = evaluate(*arguments, out=tmp_path / "one.json")
     two = json.loads((tmp_path / "two.json").read_text())
     assert two["images"] == alone["images"] == 29
     assert two["classes"] == alone["classes"]

@@ -8,12 +8,11 @@ lose what the blocks add to the residual stream: see docs/scaling.md.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from tests.processes import run_script
 
 ZERO = ["zero1", "zero2", "zero3"]
 FOUR_MICRO_BATCHES = ["model.drop_path=0", "batch.global=16", "batch.micro=2"]
@@ -64,12 +63,11 @@ def all_cases() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def measured(launch_processes: Callable[..., list[subprocess.CompletedProcess]]) -> Measured:
+def measured() -> Measured:
     """Measurements by model, strategy, precision and rank."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command = [*launcher, "tests/workers/gradients.py", json.dumps(all_cases())]
     # Some CPUs that advertise AMX crash in a bf16 matmul; without AMX they compute it.
-    (done,) = launch_processes(command, timeout=400, ONEDNN_MAX_CPU_ISA="AVX512_CORE_BF16")
+    environment = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+    done = run_script("tests/workers/gradients.py", json.dumps(all_cases()), processes=2, timeout=400, **environment)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     lines = [line.split(maxsplit=2) for line in done.stdout.splitlines() if line.startswith("gradients")]
     found = [(int(rank), json.loads(numbers)) for _, rank, numbers in lines]

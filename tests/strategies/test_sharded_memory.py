@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from safetensors.torch import save_file
 
 import vit_scale
+from tests.processes import run_script
 
 WIDE = ["model.embed_dim=192", "model.num_heads=3"]
 SHALLOW, DEEP = "2 blocks", "8 blocks"
@@ -33,17 +31,14 @@ Measured = dict[tuple[str, str, int], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def measured(
-    launch_processes: Callable[..., list[subprocess.CompletedProcess]], tmp_path_factory: pytest.TempPathFactory
-) -> Measured:
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     """Measurements by strategy, model and rank."""
     weights = tmp_path_factory.mktemp("weights") / "model.safetensors"
     save_file(vit_scale.create_model("vit_mu", img_size=16, patch_size=2, in_chans=1).state_dict(), weights)
     models = MODELS | {"resampled weights": [*MODELS["resampled weights"], f"model.weights={weights}"]}
     cases = [{"strategy": s, "model": model, "options": models[model]} for s in ("ddp", "zero3") for model in models]
     cases += [{"strategy": "zero2", "model": model, "options": models[model]} for model in (SHALLOW, DEEP)]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    (done,) = launch_processes([*launcher, "tests/workers/sharded_memory.py", json.dumps(cases)], timeout=240)
+    done = run_script("tests/workers/sharded_memory.py", json.dumps(cases), processes=2)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     lines = [line.split(maxsplit=2) for line in done.stdout.splitlines() if line.startswith("memory")]
     found = [(int(rank), json.loads(numbers)) for _, rank, numbers in lines]

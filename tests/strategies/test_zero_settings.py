@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.processes import run_script
 from vit_scale.config import Config
 from vit_scale.cost.memory import ZERO3_LIVE, ZERO_BUCKET, zero_bucket
 from vit_scale.errors import UserError
@@ -23,7 +21,6 @@ from vit_scale.strategies.strategy import make_strategy, override_warning, resol
 from vit_scale.strategies.zero import use_all_threads
 from vit_scale.strategies.zero_settings import check_compile, check_engine, deepspeed_settings, launcher_settings
 
-LaunchProcesses = Callable[..., list[subprocess.CompletedProcess]]
 PLAN = Plan(
     train_images=1000,
     steps=10,
@@ -250,7 +247,7 @@ OFFLOADS = ["zero2 optimizer", "zero3 params"]
 
 
 @pytest.fixture(scope="module")
-def offloaded(launch_processes: LaunchProcesses, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def offloaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """DDP, and each kind of offload complete and interrupted, in one launch without compiled extensions."""
     top = tmp_path_factory.mktemp("offload")
     common = ["track.wandb=disabled", "data.workers=0", "schedule.steps=8", "batch.micro=8", "run.eval_every=8"]
@@ -263,9 +260,8 @@ def offloaded(launch_processes: LaunchProcesses, tmp_path_factory: pytest.TempPa
     for name in OFFLOADS:
         jobs += [job(name, *name.split()), job(f"{name} resumed", *name.split(), signal_at=2)]
         jobs += [job(f"{name} resumed", *name.split())]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command = [*launcher, "tests/workers/train_many.py", json.dumps(jobs)]
-    (done,) = launch_processes(command, timeout=180, TORCH_EXTENSIONS_DIR=str(top / "compiled"))
+    environment = {"TORCH_EXTENSIONS_DIR": str(top / "compiled")}
+    done = run_script("tests/workers/train_many.py", json.dumps(jobs), processes=2, **environment)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     interrupted = re.findall(r"status \d \d 138\n", done.stdout)
     assert len(interrupted) == 2 * len(OFFLOADS), "each kind was interrupted, on both processes"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import vit_scale
+from tests.processes import run_script
 from vit_scale.checkpoints.run_weights import find_run_weights
 from vit_scale.cost.count import count_model
 from vit_scale.cost.meta import build_on_meta
@@ -88,19 +87,20 @@ def test_composite_trains_with_muon_checkpointing_and_backbone_weights(run: Path
 
 
 @pytest.fixture(scope="module")
-def sharded(tmp_path_factory: pytest.TempPathFactory, root: Path, launch_processes: Callable) -> Path:
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs under ZeRO-3: with micro-batches of 16, of 8, and of 8 after trials of 16 that failed."""
     top = tmp_path_factory.mktemp("sharded")
-    worker = str(root / "tests/workers/failed_trial.py")
-    commands = [
-        [sys.executable, str(SCRIPT), str(top / "whole")],
-        [sys.executable, str(SCRIPT), str(top / "halves"), "batch.micro=8"],
-        [sys.executable, worker, "loss", str(top / "loss")],
-        [sys.executable, worker, "block", str(top / "block")],
+    worker = "tests/workers/failed_trial.py"
+    scripts = [
+        [str(SCRIPT), top / "whole"],
+        [str(SCRIPT), top / "halves", "batch.micro=8"],
+        [worker, "loss", top / "loss"],
+        [worker, "block", top / "block"],
     ]
-    for done in launch_processes(*([*command, "parallel.strategy=zero3"] for command in commands), timeout=180):
+    for script, *arguments in scripts:
+        done = run_script(script, *arguments, "parallel.strategy=zero3")
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-        if worker in done.args:
+        if script == worker:
             assert "gathered 0\n" in done.stdout, "a failed trial shards all weights again"
             assert "batch.micro = 16 does not fit in memory: using 8" in done.stdout
     return top

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.processes import run_script
+
 SCRIPT = "tests/tasks/mean_color.py"
 
 
-def command(folder: Path, *options: str) -> list[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    return [*launcher, SCRIPT, str(folder), *options]
-
-
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, launch_processes: Callable) -> Path:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs on two processes: one to its end, one that ends after half of its steps and is then extended."""
     top = tmp_path_factory.mktemp("mean_color")
-    half = [command(top / "resumed", "schedule.steps=8", "schedule.shape=constant")]
-    for commands in ([command(top / "whole", "schedule.shape=constant")], half):
-        (done,) = launch_processes(*commands)
+    for name, *options in (["whole"], ["resumed", "schedule.steps=8"], ["resumed"]):
+        done = run_script(SCRIPT, top / name, "schedule.shape=constant", *options, processes=2)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    (done,) = launch_processes(command(top / "resumed", "schedule.shape=constant"))
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "error" in done.stdout
     return top
 
@@ -55,9 +47,9 @@ def test_custom_task_resumes_bit_for_bit(runs: Path) -> None:
     assert last["whole"] == last["resumed"]
 
 
-def test_run_of_another_task_is_not_resumed(runs: Path, launch_processes: Callable) -> None:
+def test_run_of_another_task_is_not_resumed(runs: Path) -> None:
     options = ["data.workers=0", "track.wandb=disabled", f"run.resume={runs / 'whole'}", f"run.dir={runs / 'other'}"]
-    (done,) = launch_processes([sys.executable, "launch/train.py", "recipes/debug.yaml", *options])
+    done = run_script("launch/train.py", "recipes/debug.yaml", *options)
     assert done.returncode == 2
     assert "another task: name = 'mean_color' (existing), 'classify' (requested)" in done.stderr
     assert not (runs / "other").exists()

@@ -5,13 +5,10 @@ Real processes run the real entry point; a forkserver spares each of them the im
 
 from __future__ import annotations
 
-import contextlib
 import json
-import multiprocessing
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +21,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from tests.processes import kill, rank_variables, start_process
+from tests.workers import preloaded
 from vit_scale.checkpoints.find import checkpoint_error, latest_valid_checkpoint, list_checkpoints, step_of
 from vit_scale.config import DataConfig
 from vit_scale.data.data import open_data
@@ -44,30 +43,20 @@ class Trainer:
 
     def __init__(self, top: Path) -> None:
         self.top = top
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["preloaded"])
         self._started: list[BaseProcess] = []
 
     def start(
         self, folder: Path, *options: str, environment: dict[str, str] | None = None, **faults: int
     ) -> BaseProcess:
-        import preloaded  # type: ignore[import-not-found]
-
         arguments = [RECIPE, *QUICK, f"run.dir={folder}", *options]
-        process = self._context.Process(
-            target=preloaded.train, args=(arguments, environment or {}, str(self.log(folder))), kwargs=faults
+        process = start_process(
+            preloaded.train, arguments, os.environ | (environment or {}), str(self.log(folder)), **faults
         )
-        process.start()
         self._started.append(process)
         return process
 
     def start_two(self, folder: Path, *options: str) -> list[BaseProcess]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        ranks = [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
-        return [self.start(folder, *options, environment=environment) for environment in ranks]
+        return [self.start(folder, *options, environment=environment) for environment in rank_variables(2)]
 
     def train(self, folder: Path, *options: str, **faults: int) -> int | None:
         return status(self.start(folder, *options, **faults))
@@ -79,9 +68,7 @@ class Trainer:
         return self.log(folder).read_text()
 
     def close(self) -> None:
-        for process in self._started:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # type: ignore[arg-type]
+        kill(self._started)
 
 
 def status(process: BaseProcess) -> int | None:
@@ -91,14 +78,10 @@ def status(process: BaseProcess) -> int | None:
 
 
 @pytest.fixture(scope="module")
-def trainer(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root)
-        patch.syspath_prepend(root / "tests" / "workers")
-        patch.setenv("PYTHONPATH", str(root / "tests" / "workers"))  # the forkserver of Python < 3.13 has no other way
-        trainer = Trainer(tmp_path_factory.mktemp("faults"))
-        yield trainer
-        trainer.close()
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
+    trainer = Trainer(tmp_path_factory.mktemp("faults"))
+    yield trainer
+    trainer.close()
 
 
 @pytest.fixture(scope="module")

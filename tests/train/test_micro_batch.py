@@ -5,9 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import vit_scale
+from tests.processes import run_script
 from vit_scale import gpu
 from vit_scale.data.batch import Batch
 from vit_scale.data.progressive import Progressive
@@ -228,9 +226,7 @@ def test_trials_run_with_activation_checkpointing_and_compiled_blocks(mode: str,
 
 
 @pytest.fixture(scope="module")
-def runs(
-    launch_processes: Callable[..., list[subprocess.CompletedProcess]], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, str]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Per strategy a run with micro-batches of 4, and one whose 8 do not fit on one of two ranks."""
     top = tmp_path_factory.mktemp("sizes")
     common = ["track.wandb=disabled", "data.workers=0", "schedule.steps=4", "run.eval_every=4", "model.dropout=0.1"]
@@ -240,8 +236,7 @@ def runs(
         return {"recipe": "recipes/debug.yaml", "options": [*common, *options], **faults}
 
     jobs = [job(s, "plain", 4) for s in STRATEGIES] + [job(s, "tried", 8, too_large=8) for s in STRATEGIES]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    (done,) = launch_processes([*launcher, "tests/workers/train_many.py", json.dumps(jobs)], timeout=240)
+    done = run_script("tests/workers/train_many.py", json.dumps(jobs), processes=2)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return top, done.stdout
 

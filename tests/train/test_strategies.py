@@ -6,15 +6,13 @@ Three launches do all the work: one process, then two (gloo on CPUs), then one a
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.processes import run_script
 from vit_scale.models import create_model
 
 STRATEGIES = ["ddp", "zero1", "zero2", "zero3"]
@@ -41,20 +39,17 @@ def job(folder: Path, options: list[str], *more: str, **wrong: object) -> dict:
     return {"recipe": "recipes/debug.yaml", "options": [*options, f"run.dir={folder}", *more], **wrong}
 
 
-def launch(root: Path, processes: int, jobs: list[dict]) -> str:
-    command = [sys.executable, "tests/workers/train_many.py", json.dumps(jobs)]
-    if processes > 1:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-        command = [*launcher, *command[1:]]
+def launch(processes: int, jobs: list[dict]) -> str:
     # Some CPUs that advertise AMX crash in a bf16 matmul; without AMX they compute it.
-    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    environment = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+    worker = "tests/workers/train_many.py"
+    done = run_script(worker, json.dumps(jobs), processes=processes, timeout=400, **environment)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
 
 @pytest.fixture(scope="module")
-def runs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, str]]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, str]]:
     """The directory with all runs, and the output of each launch."""
     top = tmp_path_factory.mktemp("strategies")
     first = [
@@ -96,7 +91,7 @@ def runs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, di
         two += [job(top / f"{strategy}-bf16-resumed", EXACT, chosen, half, signal_at=6)]
         two += [job(top / f"{strategy}-bf16-resumed", EXACT, chosen, half)]
     last = [job(top / "one-two-one", EXACT)]
-    return top, {1: launch(root, 1, first), 2: launch(root, 2, two), 3: launch(root, 1, last)}
+    return top, {1: launch(1, first), 2: launch(2, two), 3: launch(1, last)}
 
 
 def metrics(folder: Path, key: str) -> list[float]:

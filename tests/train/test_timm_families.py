@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import run_script
 
 FAMILIES = [
     "timm/swin_tiny_patch4_window7_224",
@@ -38,14 +38,13 @@ OPTIONS = [
 
 
 @pytest.fixture(scope="module")
-def folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     top = tmp_path_factory.mktemp("families")
     jobs = [
         {"recipe": "recipes/debug.yaml", "options": [*OPTIONS, f"model.name={name}", f"run.dir={top / name}"]}
         for name in FAMILIES
     ]
-    command = [sys.executable, "tests/workers/train_many.py", json.dumps(jobs)]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=400, check=False)
+    done = run_script("tests/workers/train_many.py", json.dumps(jobs), timeout=400)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     return top
 

@@ -1,4 +1,4 @@
-"""`launch/train.py` in processes that start immediately: children of a forkserver that has imported the libraries.
+"""A script in processes that start immediately: children of a forkserver that has imported the libraries.
 
 Each child is a separate process with its own group, signals, limits and exit status; only the imports are shared.
 """
@@ -11,13 +11,25 @@ import resource
 import runpy
 import signal
 import sys
+from pathlib import Path
 
-import accelerate  # noqa: F401
-import timm  # noqa: F401
+LIBRARIES = ["accelerate", "timm", "datasets", "sklearn.datasets", "deepspeed", "vit_scale.train.finish"]
 
-import vit_scale.train.finish  # noqa: F401
-from vit_scale.tasks.classify.classification import Classification
-from vit_scale.train import loop
+
+def run(script: str, arguments: list[str], environment: dict[str, str], outputs: tuple[str, str]) -> None:
+    """Run `script` as `python script` would; its output and errors are appended to the files `outputs`."""
+    import torch
+
+    os.setsid()
+    multiprocessing.set_start_method("fork", force=True)  # for data-loading workers, as in a process started by hand
+    for stream, output in zip((sys.stdout, sys.stderr), outputs, strict=True):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream.fileno())
+    os.environ.clear()
+    os.environ.update(environment)
+    if threads := environment.get("OMP_NUM_THREADS"):  # read when torch was imported
+        torch.set_num_threads(int(threads))
+    sys.argv, sys.path[0] = [script, *arguments], str(Path(script).parent)
+    runpy.run_path(script, run_name="__main__")
 
 
 def train(
@@ -31,23 +43,19 @@ def train(
 
     `largest_file`: maximum bytes per file. `poison_from`: the loss is NaN from this step on.
     """
-    os.setsid()
-    multiprocessing.set_start_method("fork", force=True)  # for data-loading workers, as in a process started by hand
-    log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, sys.stdout.fileno())
-    os.dup2(log, sys.stderr.fileno())
-    os.environ.update(environment)
     if largest_file is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     if poison_from is not None:
         poison(poison_from)
-    sys.argv = ["launch/train.py", *arguments]
-    runpy.run_path("launch/train.py", run_name="__main__")
+    run("launch/train.py", arguments, environment, (output, output))
 
 
 def poison(first_step: int) -> None:
     """Make every loss NaN from `first_step` on."""
+    from vit_scale.tasks.classify.classification import Classification
+    from vit_scale.train import loop
+
     update, loss = loop.update, Classification.loss
 
     def poisoned_loss(task, outputs, inputs):  # type: ignore[no-untyped-def]
