@@ -58,7 +58,7 @@ def find_checkpoint(resume: str, run_dir: Path) -> tuple[Path | None, list[str]]
         )
     if not path.is_dir():
         raise UserError(
-            f"run.resume = {resume!r}: checkpoint or run not found; use auto, never, a path or a checkpoint of this run "
+            f"run.resume = {resume!r}: checkpoint or run not found; use auto, never, a path or one of this run "
             f"({_names_in(run_dir / 'checkpoints')})"
         )
     if (path / "checkpoints").is_dir():
