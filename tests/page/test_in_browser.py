@@ -187,6 +187,31 @@ def test_page_of_several_runs_shows_option_differences(browser, make_run) -> Non
     assert rows == [["optim.lr", "0.1", "0.2", "0.001"]]
 
 
+def test_many_option_differences_do_not_hide_the_plots(browser, make_run) -> None:
+    many = dict.fromkeys(("lr", "adamw_lr", "weight_decay", "momentum", "clip_norm", "layer_decay", "eps"), 0.5)
+    augment = dict.fromkeys(("hflip", "vflip", "erase", "mixup", "cutmix"), 0.5)
+    browser.open(make_run("a", optim=many, augment=augment), make_run("b", optim={"lr": 0.2}))
+    details = "document.querySelector('h2 + details')"
+    assert browser.run(f"return {details}.open") is False
+    assert browser.run(f"return {details}.innerText").startswith("11 of ")
+    assert browser.run("return document.querySelector('.chart').getBoundingClientRect().top") < 700
+    browser.run(f"{details}.open = true")
+    assert "optim.momentum" in browser.run(f"return {details}.innerText")
+
+
+def test_images_of_each_kind_start_a_row(browser, make_run, add_results) -> None:
+    folders = [make_run(f"run-{i}") for i in range(4)]
+    for folder in folders:
+        add_results(folder, ["cat", "dog"])
+    browser.open(*folders)
+    figures = "[...document.querySelectorAll('.images figure')]"
+    left = browser.run(f"return {figures}.map(f => [f.querySelector('b').innerText, f.offsetLeft])")
+    kinds = [kind for kind, _ in left]
+    first = [offset for i, (kind, offset) in enumerate(left) if i == 0 or kinds[i - 1] != kind]
+    assert len(first) >= 2
+    assert set(first) == {min(offset for _, offset in left)}
+
+
 def test_non_finite_values_are_gaps(browser, make_run) -> None:
     lines = [{"step": i, "train/loss": None if i == 3 else 1.0 / i} for i in range(1, 6)]
     browser.open(make_run(lines=lines)).smooth(0.5)

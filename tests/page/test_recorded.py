@@ -124,7 +124,7 @@ def test_runs_of_two_tasks_share_a_page(depth_run: Path, make_run: Callable[...,
 
 def test_plots_have_distinct_ids_even_if_labels_collide(make_run: Callable[..., Path]) -> None:
     metrics = [{"name": name, "label": "Learning rate"} for name in ("a", "b")]
-    lines = [{"step": i, "train/lr": float(i), "val/a": 1.0, "val/b": 2.0} for i in (1, 2)]
+    lines = [{"step": i, "train/lr": float(i), "val/a": float(i), "val/b": float(i)} for i in (1, 2)]
     run = read(make_run(lines=lines, summary={"task": {"name": "odd", "metrics": metrics}}))
     panels = [panel for group in groups_with_data([run]).values() for panel in group.panels]
     assert [panel.title for panel in panels] == ["Learning rate"] * 3

@@ -293,6 +293,8 @@ def test_unknown_checkpoint_error_lists_those_there_are(finished: Path) -> None:
         UserError, match="'step-00000005': not found in .*available: step-00000002, step-00000004, step-00000006"
     ):
         train(finished, "run.resume=step-00000005")
+    with pytest.raises(UserError, match="'5': checkpoint or run not found; .*step-00000002, step-00000004"):
+        train(finished, "run.resume=5")
     assert names(finished) == before
 
 

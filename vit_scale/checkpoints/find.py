@@ -57,7 +57,10 @@ def find_checkpoint(resume: str, run_dir: Path) -> tuple[Path | None, list[str]]
             f"run.resume = {resume!r}: expected a checkpoint directory; use model.weights for a weights file"
         )
     if not path.is_dir():
-        raise UserError(f"run.resume = {resume!r}: checkpoint or run not found; use auto, never or a path")
+        raise UserError(
+            f"run.resume = {resume!r}: checkpoint or run not found; use auto, never, a path or one of this run "
+            f"({_names_in(run_dir / 'checkpoints')})"
+        )
     if (path / "checkpoints").is_dir():
         return latest_valid_checkpoint(path)
     return _checked(path, resume), []
@@ -67,9 +70,12 @@ def _named_checkpoint(name: str, run_dir: Path) -> Path:
     directory = run_dir / "checkpoints"
     path = directory / (checkpoint_name(int(name[5:])) if name[5:].isdecimal() else name)  # `step-1000` will do
     if not path.is_dir():
-        known = [checkpoint.name for checkpoint in list_checkpoints(directory)]
-        raise UserError(f"run.resume = {name!r}: not found in {directory}; available: {', '.join(known) or 'none'}")
+        raise UserError(f"run.resume = {name!r}: not found in {directory}; available: {_names_in(directory)}")
     return _checked(path, name)
+
+
+def _names_in(checkpoints: Path) -> str:
+    return ", ".join(checkpoint.name for checkpoint in list_checkpoints(checkpoints)) or "none"
 
 
 def _checked(path: Path, resume: str) -> Path:

@@ -10,7 +10,7 @@ from vit_scale.config import Config
 from vit_scale.cost.count import ModelCount
 from vit_scale.cost.hardware import Peak
 from vit_scale.cost.strategy_names import format_strategy
-from vit_scale.format import significant
+from vit_scale.format import counted, significant
 from vit_scale.schedule import Plan
 from vit_scale.tasks.task import Task
 
@@ -91,5 +91,5 @@ def format_model(name: str, count: ModelCount) -> str:
 def format_schedule(plan: Plan) -> str:
     """`1,000 steps (10 epochs), 100 warmup steps`."""
     epochs = f" ({plan.epoch(plan.steps):.4g} epochs)" if plan.train_images else ""
-    warmup = f", {plan.warmup_steps:,} warmup steps" if plan.warmup_steps else ""
-    return f"{plan.steps:,} steps{epochs}{warmup}"
+    warmup = f", {counted(plan.warmup_steps, 'warmup step')}" if plan.warmup_steps else ""
+    return f"{counted(plan.steps, 'step')}{epochs}{warmup}"

@@ -84,10 +84,12 @@ def after_first_step(run: Run, batch: Batch) -> None:
     timm_check = None
     if run.check is not None:
         model = backbone_of(run.state.model)
-        outcome = run.check.result(model.num_classes, model.in_chans)
+        with run.record.terminal.phase("Comparing the model with timm"):
+            outcome = run.check.result(model.num_classes, model.in_chans)
         run.record.terminal.info(f"timm check  {outcome.summary()}")
         timm_check = outcome.to_dict()
-    run.record.start_trackers(timm_check)
+    with run.record.terminal.phase("Starting the trackers"):
+        run.record.start_trackers(timm_check)
     if run.state.step == 1 and run.record.terminal.enabled and run.config.track.images != "never":
         few = batch.first(SHOWN_IMAGES)
         run.task.show_batch(run.task.inputs(few, step=0), RecordShow(run.record, run.state.model, step=1))
