@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -19,6 +20,12 @@ os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_finish() -> None:
+    """Spare each later garbage collection, of which tests of memory do many, a million objects of the libraries."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

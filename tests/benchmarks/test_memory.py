@@ -8,11 +8,23 @@ from types import ModuleType
 
 import pytest
 
+from tests.processes import run_script
+
 
 @pytest.fixture
 def memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(root / "benchmarks")
-    return importlib.import_module("memory")
+    memory = importlib.import_module("memory")
+    monkeypatch.setattr(memory, "run_program", run_program)
+    return memory
+
+
+def run_program(command: list[str], environment: dict[str, str]) -> str:
+    """Run the command of the benchmark without its launcher, torchrun."""
+    script = next(word for word in command if word.endswith(".py"))
+    done = run_script(script, *command[command.index(script) + 1 :], processes=2, **environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])

@@ -5,6 +5,8 @@ Each child is a separate process with its own group, signals, limits and exit st
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import multiprocessing
 import os
 import resource
@@ -13,20 +15,25 @@ import signal
 import sys
 from pathlib import Path
 
-LIBRARIES = ["accelerate", "timm", "datasets", "sklearn.datasets", "deepspeed", "vit_scale.train.finish"]
+M_MMAP_THRESHOLD = -3
+LIBRARIES = ["accelerate", "timm", "datasets", "sklearn.datasets", "vit_scale.train.finish"]
+LIBRARIES += ["deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer"]  # which compiles a function
 
 
 def run(script: str, arguments: list[str], environment: dict[str, str], outputs: tuple[str, str]) -> None:
     """Run `script` as `python script` would; its output and errors are appended to the files `outputs`."""
     import torch
 
+    gc.freeze()  # Otherwise each collection would go through a million objects of the libraries.
     os.setsid()
     multiprocessing.set_start_method("fork", force=True)  # for data-loading workers, as in a process started by hand
     for stream, output in zip((sys.stdout, sys.stderr), outputs, strict=True):
         os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream.fileno())
     os.environ.clear()
     os.environ.update(environment)
-    if threads := environment.get("OMP_NUM_THREADS"):  # read when torch was imported
+    if threshold := environment.get("MALLOC_MMAP_THRESHOLD_"):  # read when the forkserver started, like the next
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, int(threshold))
+    if threads := environment.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
     sys.argv, sys.path[0] = [script, *arguments], str(Path(script).parent)
     runpy.run_path(script, run_name="__main__")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from vit_scale.data.batch import Sample
 
 
+@cache
 def digits() -> Any:
     """Return 1,797 handwritten digits of 8x8 pixels (Alpaydin and Kaynak, 1998) as a dataset with one split."""
     import datasets
