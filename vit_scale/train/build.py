@@ -86,8 +86,6 @@ def build_run(
         phase.next("Opening the data")
         data = _open_data(config, chosen_task)
         task, plan = _make_task(config, chosen_task, data, decided.device)
-        phase.next("Preparing the task")
-        task.prepare(data)
         notes = [*decided.notes, *data.notes, scaling_note(config, plan)]
         config = with_decisions(config, plan)
         notes.append(override_warning(config, plan, decided.strategy, decided.precision))
@@ -181,10 +179,11 @@ def _open_data(config: Config, task: type[Task]) -> Data:
 
 
 def _make_task(config: Config, task_type: type[Task], data: Data, device: str) -> tuple[Task, Plan]:
-    """Return the task and its plan, whose default micro-batch only an instance of the task determines."""
+    """Return the prepared task and its plan, whose default micro-batch only an instance of the task determines."""
     sizes: dict[str, Any] = {"train_images": _train_images(config, data), "processes": world_size(), "device": device}
     task = task_type(config, data.info, make_plan(config, **sizes))
     task.plan = plan = make_plan(config, **sizes, multiple=task.multiple)
+    task.prepare(data)
     return task, plan
 
 

@@ -116,7 +116,9 @@ def test_option_that_varies_the_images_is_named(
         Distillation(config, open_data(config.data, seed=0).info, plan)
     assert str(caught.value).startswith("distill.cache = true: ")
     assert len(str(caught.value).splitlines()) <= 3
-    named = [name for name in ("crop", "hflip", "mixup", "cutmix", "erase") if f"augment.{name} = " in str(caught.value)]
+    named = [
+        name for name in ("crop", "hflip", "mixup", "cutmix", "erase") if f"augment.{name} = " in str(caught.value)
+    ]
     assert named in ([], [option]), "no other option is blamed"
 
 

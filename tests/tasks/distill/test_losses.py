@@ -91,7 +91,9 @@ def test_temperature_keeps_the_size_of_the_gradient() -> None:
 def test_feature_loss_is_the_error_of_normalized_tokens() -> None:
     torch.manual_seed(0)
     student, teacher = torch.randn(2, 3, 4, 6), 5 + 9 * torch.randn(2, 3, 4, 6)
-    expected = (student - (teacher - teacher.mean(-1, True)) / (teacher.var(-1, correction=0, keepdim=True)).sqrt()) ** 2
+    expected = (
+        student - (teacher - teacher.mean(-1, True)) / (teacher.var(-1, correction=0, keepdim=True)).sqrt()
+    ) ** 2
     torch.testing.assert_close(feature_loss(list(student), list(teacher)), expected.mean(), rtol=1e-4, atol=0)
 
 
