@@ -99,7 +99,6 @@ def build_run(
         basis = call_on_main(lambda: memory_basis(config, plan, strategy, decided.precision))
         recorded = recorded_micro_batch(opened.checkpoint, basis) if config.batch.micro == "auto" else None
         state, plan, batch_note = _build_state(config, plan, task, model, strategy, recorded, decided)
-        session = call_on_main(lambda: secrets.token_hex(4))
         release_in_workers(state)
         if opened.checkpoint:
             phase.next("Reading the checkpoint")
@@ -116,7 +115,7 @@ def build_run(
             keep=config.run.keep,
             rank=strategy.rank,
             world=strategy.world,
-            session=session,
+            session=call_on_main(lambda: secrets.token_hex(4)),
             step=state.step,
             timeout_seconds=config.parallel.timeout_seconds,
         )

@@ -55,10 +55,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory, launch_processes: Callable) -
     return top
 
 
-@pytest.mark.parametrize(
-    ("two", "one"), [("tokens-ddp", "tokens"), ("tokens-zero3", "tokens"), ("cached-ddp", "cached")]
-)
-def test_two_processes_equal_one(runs: Path, two: str, one: str) -> None:
+@pytest.mark.parametrize("two", ["tokens-ddp", "tokens-zero3", "cached-ddp"])
+def test_two_processes_equal_one(runs: Path, two: str) -> None:
+    one = two.split("-")[0]
     for ours, theirs in zip(losses(runs / two), losses(runs / one), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4)
     for name in ("model", "model_ema"):
