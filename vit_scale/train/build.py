@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -110,15 +111,7 @@ def build_run(
         notes += [weights_note, untrained_backbone_warning(config.model.freeze, config.model.weights), batch_note]
         for note in filter(None, [*notes, *opened.messages]):
             terminal.info(note)
-        checkpoints = CheckpointFolder(
-            opened.run_dir,
-            keep=config.run.keep,
-            rank=strategy.rank,
-            world=strategy.world,
-            session=call_on_main(lambda: secrets.token_hex(4)),
-            step=state.step,
-            timeout_seconds=config.parallel.timeout_seconds,
-        )
+        checkpoints = _checkpoint_folder(config, opened.run_dir, strategy, step=state.step)
         release_in_workers(checkpoints)
         record = SilentRecord(terminal)
         run = Run(config, plan, opened.run_dir, task, state, loaders, checkpoints, record, cost, check, basis)
@@ -127,6 +120,19 @@ def build_run(
         # Now: after the peak was measured, before trackers have threads; the first batches load while trackers start.
         loaders.train.start()
     return run
+
+
+def _checkpoint_folder(config: Config, run_dir: Path, strategy: Strategy, *, step: int) -> CheckpointFolder:
+    """Return what writes the checkpoints of a run that starts or resumes at `step`."""
+    return CheckpointFolder(
+        run_dir,
+        keep=config.run.keep,
+        rank=strategy.rank,
+        world=strategy.world,
+        session=call_on_main(lambda: secrets.token_hex(4)),
+        step=step,
+        timeout_seconds=config.parallel.timeout_seconds,
+    )
 
 
 def _build_state(
