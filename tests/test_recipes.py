@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tasks.distill.students import make_teacher
 from vit_scale.plan.machine import find_machine
 from vit_scale.plan.run_plan import make_run_plan
 from vit_scale.recipe import load_recipe
@@ -54,6 +55,19 @@ def card(recipe: str) -> dict[str, str]:
     return entries
 
 
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that recipes with a teacher learn from: ten classes, images in color."""
+    return make_teacher(tmp_path_factory.mktemp("teacher"), in_chans=3)
+
+
+def taught_by(teacher: Path, recipe: str, *, weights: bool) -> list[str]:
+    """Return options that replace the teacher of a recipe, if it has one that is not here (`weights`: downloaded)."""
+    own = load_recipe(recipe).distill.teacher
+    is_here = own is None or (own.startswith("timm/") and not weights)
+    return [] if is_here else [f"distill.teacher={teacher}"]
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_card_is_complete(recipe: str) -> None:
     entries = card(recipe)
@@ -64,12 +78,14 @@ def test_card_is_complete(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_recipe_can_be_planned_and_matches_its_card(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe_can_be_planned_and_matches_its_card(
+    recipe: str, teacher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     entries = card(recipe)
     hardware = re.fullmatch(r"(\d+) x (.+)", entries["Hardware"])
     machine = find_machine(int(hardware[1]), hardware[2]) if hardware else find_machine(1, "T4")
-    run = make_run_plan(load_recipe(recipe), recipe, machine)
+    run = make_run_plan(load_recipe(recipe, taught_by(teacher, recipe, weights=False)), recipe, machine)
     assert run.chosen.fits
     assert run.timm.equal or "no timm counterpart" in run.timm.summary()
     assert entries["Batch"].startswith(f"{run.plan.global_batch:,} = ")
@@ -83,14 +99,14 @@ def test_recipe_can_be_planned_and_matches_its_card(recipe: str, monkeypatch: py
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipe_takes_two_steps(
-    recipe: str, tmp_path: Path, fresh_accelerate: None, monkeypatch: pytest.MonkeyPatch
+    recipe: str, teacher: Path, tmp_path: Path, fresh_accelerate: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vit_scale.train.run_recipe import run_recipe
 
     monkeypatch.chdir(ROOT)
     tiny = TINY_TIMM if load_recipe(recipe).model.name.startswith("timm/") else TINY
     folder = tmp_path / "run"
-    config = load_recipe(recipe, [*tiny, *QUICK, f"run.dir={folder}"])
+    config = load_recipe(recipe, [*tiny, *QUICK, *taught_by(teacher, recipe, weights=True), f"run.dir={folder}"])
     assert run_recipe(config, recipe) == 0
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     losses = [row["train/loss"] for row in rows if "train/loss" in row]

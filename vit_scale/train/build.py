@@ -88,8 +88,6 @@ def build_run(
         phase.next("Opening the data")
         data = _open_data(config, chosen_task)
         task, plan = _make_task(config, chosen_task, data, decided.device)
-        phase.next("Preparing the task")
-        task.prepare(data)
         notes = [*decided.notes, *data.notes, scaling_note(config, plan)]
         config = with_decisions(config, plan)
         notes.append(override_warning(config, plan, decided.strategy, decided.precision))
@@ -103,7 +101,6 @@ def build_run(
         basis = call_on_main(lambda: memory_basis(config, plan, strategy, decided.precision))
         recorded = recorded_micro_batch(opened.checkpoint, basis) if config.batch.micro == "auto" else None
         state, plan, batch_note = _build_state(config, plan, task, model, strategy, recorded, decided)
-        session = call_on_main(lambda: secrets.token_hex(4))
         release_in_workers(state)
         if opened.checkpoint:
             phase.next("Reading the checkpoint")
@@ -116,7 +113,7 @@ def build_run(
         notes += [weights_note, untrained_backbone_warning(config.model.freeze, config.model.weights), batch_note]
         for note in filter(None, [*notes, *opened.messages]):
             terminal.info(note)
-        checkpoints = _checkpoint_folder(config, strategy, opened.run_dir, session, step=state.step)
+        checkpoints = _checkpoint_folder(config, opened.run_dir, strategy, step=state.step)
         record = SilentRecord(terminal)
         run = Run(config, plan, opened.run_dir, task, state, loaders, checkpoints, record, cost, check, basis)
         if terminal.enabled:
@@ -124,6 +121,21 @@ def build_run(
         # Now: after the peak was measured, before trackers have threads; the first batches load while trackers start.
         loaders.train.start()
     return run
+
+
+def _checkpoint_folder(config: Config, run_dir: Path, strategy: Strategy, *, step: int) -> CheckpointFolder:
+    """Return what writes the checkpoints of a run that starts or resumes at `step`."""
+    folder = CheckpointFolder(
+        run_dir,
+        keep=config.run.keep,
+        rank=strategy.rank,
+        world=strategy.world,
+        session=call_on_main(lambda: secrets.token_hex(4)),
+        step=step,
+        timeout_seconds=config.parallel.timeout_seconds,
+    )
+    release_in_workers(folder)
+    return folder
 
 
 def _build_state(
@@ -148,23 +160,6 @@ def _build_state(
         plan, note = resolve_micro_batch(config, plan, task, state.engine, decided.precision)
     task.plan = plan
     return state, plan, note
-
-
-def _checkpoint_folder(
-    config: Config, strategy: Strategy, run_dir: Path, session: str, *, step: int
-) -> CheckpointFolder:
-    """Return where this rank writes checkpoints; `session` is the same on all ranks, and new in every launch."""
-    folder = CheckpointFolder(
-        run_dir,
-        keep=config.run.keep,
-        rank=strategy.rank,
-        world=strategy.world,
-        session=session,
-        step=step,
-        timeout_seconds=config.parallel.timeout_seconds,
-    )
-    release_in_workers(folder)
-    return folder
 
 
 def _decide(config: Config) -> Decided:
@@ -193,11 +188,12 @@ def _open_data(config: Config, task: type[Task]) -> Data:
 
 
 def _make_task(config: Config, task_type: type[Task], data: Data, device: str) -> tuple[Task, Plan]:
-    """Return the task and its plan, whose default micro-batch only an instance of the task determines."""
+    """Return the prepared task and its plan, whose default micro-batch only an instance of the task determines."""
     sizes: dict[str, Any] = {"train_images": _train_images(config, data), "processes": world_size(), "device": device}
     task = task_type(config, data.info, make_plan(config, **sizes))
     task.plan = plan = make_plan(config, **sizes, multiple=task.multiple)
     task.further_metrics = () if config.run.probe_every is None else (KNN_TOP1,)
+    task.prepare(data)
     return task, plan
 
 

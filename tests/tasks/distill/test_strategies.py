@@ -1,4 +1,4 @@
-"""Distillation on two processes equals one process, under DDP and ZeRO-3, interrupted or not."""
+"""Distillation on two processes equals one process, under DDP and under ZeRO-3, where it is interrupted."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from tests.tasks.distill.students import losses, make_teacher, student
 
 TOKENS = {
     "model": {"distilled": True, "pool": "cls"},
+    "schedule": {"steps": 4},
     "distill": {"kind": "soft", "temperature": 2.0, "features": [[0, 0], [1, 1]]},
 }
 CACHED = {
+    "schedule": {"steps": 2},
     "augment": {"crop": "none", "interpolation": "bicubic", "mixup": 0.0, "cutmix": 0.0},
     "distill": {"kind": "kl", "cache": True},
 }
@@ -41,33 +43,26 @@ def runs(tmp_path_factory: pytest.TempPathFactory, launch_processes: Callable) -
 
     jobs = [
         job("tokens", "tokens-ddp", "ddp"),
+        job("tokens", "tokens-zero3", "zero3", signal_at=2),
         job("tokens", "tokens-zero3", "zero3"),
-        job("tokens", "tokens-zero3-resumed", "zero3", signal_at=4),
-        job("tokens", "tokens-zero3-resumed", "zero3"),
         job("cached", "cached-ddp", "ddp"),
     ]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     (done,) = launch_processes([*launcher, "tests/workers/train_many.py", json.dumps(jobs)], timeout=300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "status 0 2 138" in done.stdout, "interrupted"
+    assert "status 0 1 138" in done.stdout, "interrupted"
     assert "unknown inputs or outputs" not in done.stdout + done.stderr
     return top
 
 
-@pytest.mark.parametrize(
-    ("two", "one"), [("tokens-ddp", "tokens"), ("tokens-zero3", "tokens"), ("cached-ddp", "cached")]
-)
-def test_two_processes_equal_one(runs: Path, two: str, one: str) -> None:
+@pytest.mark.parametrize("two", ["tokens-ddp", "tokens-zero3", "cached-ddp"])
+def test_two_processes_equal_one(runs: Path, two: str) -> None:
+    one = two.split("-")[0]
     for ours, theirs in zip(losses(runs / two), losses(runs / one), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4)
     for name in ("model", "model_ema"):
         ours, theirs = (load_file(runs / folder / f"{name}.safetensors") for folder in (two, one))
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
-
-
-def test_resume_under_zero3_is_bit_identical(runs: Path) -> None:
-    whole, resumed = (load_file(runs / name / "model.safetensors") for name in ("tokens-zero3", "tokens-zero3-resumed"))
-    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
 
 
 def test_logits_of_two_processes_are_those_of_one(runs: Path) -> None:
