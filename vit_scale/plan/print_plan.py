@@ -11,7 +11,7 @@ from rich.text import Text
 
 from vit_scale.config import Strategy
 from vit_scale.cost.strategy_names import LABELS, format_strategy
-from vit_scale.format import duration, memory_size, significant
+from vit_scale.format import duration, memory_size, percent, significant
 from vit_scale.plan.data_size import DataSize
 from vit_scale.plan.lr_plot import BLOCKS, plot_learning_rate
 from vit_scale.plan.run_plan import RunPlan, sharding
@@ -142,11 +142,19 @@ def _strategies(run: RunPlan) -> Table:
     return table
 
 
+def _compute_by_part(run: RunPlan) -> dict[str, str]:
+    """Return how the FLOPs are divided between the parts of the task, if it has several."""
+    flops = run.report.train_flops_by_part
+    shares = [f"{part} {percent(each / sum(flops.values()), 0)}" for part, each in flops.items()]
+    return {"of which": ", ".join(shares)} if len(shares) > 1 else {}
+
+
 def _cost(run: RunPlan) -> dict[str, str]:
     cost, machine = run.cost, run.machine
     rows = {
         "compute": f"{cost.flops:.3g} FLOPs = {significant(cost.flops_per_image / 1e9)} GFLOPs "
         f"(forward and backward) x {cost.images:,} images",
+        **_compute_by_part(run),
         "MFU": f"{cost.mfu:.2f} ({cost.mfu_source})",
     }
     if cost.seconds is None or cost.images_per_second is None or cost.device_hours is None:

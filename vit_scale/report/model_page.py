@@ -76,6 +76,8 @@ def _training(report: ModelReport) -> Table:
     table = make_table("training per image", "")
     table.add_row("nominal (3 x forward)", f"{giga(nominal)} GFLOPs")
     table.add_row("actual", f"{giga(actual)} GFLOPs")
+    for part, flops in report.train_flops_by_part.items() if len(report.train_flops_by_part) > 1 else ():
+        table.add_row(f"  {part}", f"{giga(flops)} GFLOPs")
     table.add_row("actual / nominal", percent(actual / nominal, 1))
     if batch:
         table.add_row(f"actual per {batch} images", f"{significant(actual * batch / 1e12)} TFLOPs")
