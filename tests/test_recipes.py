@@ -24,6 +24,7 @@ LINES = range(10, 31)
 # A small model on noise; all other options are the recipe's, except weights, which would be downloaded, and ZeRO, which
 # requires a separate process (tests/train/test_strategies.py).
 TINY = ["model.embed_dim=32", "model.depth=2", "model.num_heads=2", "model.img_size=32", "model.patch_size=8"]
+TINY_MAE = [*TINY, "mae.decoder_dim=32", "mae.decoder_depth=1", "mae.decoder_heads=2"]
 TINY_TIMM = ["model.name=timm/test_resnet", "model.img_size=32"]
 QUICK = [
     "model.weights=null",
@@ -104,7 +105,9 @@ def test_recipe_takes_two_steps(
     from vit_scale.train.run_recipe import run_recipe
 
     monkeypatch.chdir(ROOT)
-    tiny = TINY_TIMM if load_recipe(recipe).model.name.startswith("timm/") else TINY
+    config = load_recipe(recipe)
+    is_timm = config.model.name.startswith("timm/")
+    tiny = TINY_TIMM if is_timm else TINY_MAE if config.task.name == "mae" else TINY
     folder = tmp_path / "run"
     config = load_recipe(recipe, [*tiny, *QUICK, *taught_by(teacher, recipe, weights=True), f"run.dir={folder}"])
     assert run_recipe(config, recipe) == 0

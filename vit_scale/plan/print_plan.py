@@ -11,10 +11,9 @@ from rich.text import Text
 
 from vit_scale.config import Strategy
 from vit_scale.cost.strategy_names import LABELS, format_strategy
-from vit_scale.format import duration, memory_size, significant
+from vit_scale.format import duration, memory_size, percent, significant
 from vit_scale.plan.data_size import DataSize
 from vit_scale.plan.lr_plot import BLOCKS, plot_learning_rate
-from vit_scale.plan.run_cost import Cost
 from vit_scale.plan.run_plan import RunPlan, sharding
 from vit_scale.record.header import format_model, format_schedule, option_rows
 from vit_scale.record.terminal import make_console, make_table
@@ -151,11 +150,23 @@ def _strategies(run: RunPlan) -> Table:
     return table
 
 
+def _compute_by_part(run: RunPlan) -> dict[str, str]:
+    """Return how the FLOPs are divided between the parts of the task, if it has several."""
+    flops, frozen = run.report.train_flops_by_part, run.cost.frozen_flops_per_image
+    total = sum(flops.values())
+    shares = [
+        f"{part} {significant(each / 1e9)} GFLOPs ({percent(each / total, 0)}{', forward only' * (part in frozen)})"
+        for part, each in flops.items()
+    ]
+    return {"of which": ", ".join(shares)} if len(shares) > 1 else {}
+
+
 def _cost(run: RunPlan) -> dict[str, str]:
     cost, machine = run.cost, run.machine
     rows = {
         "compute": f"{cost.flops:.3g} FLOPs = {significant(cost.flops_per_image / 1e9)} GFLOPs "
-        f"(forward and backward{_frozen_flops(cost)}) x {cost.images:,} images",
+        f"(forward and backward) x {cost.images:,} images",
+        **_compute_by_part(run),
         "MFU": f"{cost.mfu:.2f} ({cost.mfu_source})",
     }
     if cost.seconds is None or cost.images_per_second is None or cost.device_hours is None:
@@ -172,12 +183,6 @@ def _cost(run: RunPlan) -> dict[str, str]:
         "data loading": f"{each} images/s per {unit} required{cores}",
         "time": f"{_long_duration(cost.seconds)}, {hours}; excludes evaluation and checkpointing",
     }
-
-
-def _frozen_flops(cost: Cost) -> str:
-    """`; teacher 31.8 GFLOPs, forward only`, of what is counted per image."""
-    parts = cost.frozen_flops_per_image.items()
-    return "".join(f"; {label} {significant(flops / 1e9)} GFLOPs, forward only" for label, flops in parts)
 
 
 def _long_duration(seconds: float) -> str:

@@ -78,6 +78,8 @@ def _training(report: ModelReport) -> Table:
     table = make_table("training per image", "")
     table.add_row("nominal (3 x forward)", f"{giga(nominal)} GFLOPs")
     table.add_row("actual", f"{giga(actual)} GFLOPs")
+    for part, flops in report.train_flops_by_part.items() if len(report.train_flops_by_part) > 1 else ():
+        table.add_row(f"  {part}", f"{giga(flops)} GFLOPs")
     table.add_row("actual / nominal", percent(actual / nominal, 1))
     for label, flops in frozen.items():
         table.add_row(f"{label} (1 x forward), in addition", f"{giga(flops)} GFLOPs")

@@ -246,7 +246,7 @@ class Task(ABC):
         """
         return [CostPart("model", backbone_of(model))]
 
-    def exported(self, model: nn.Module) -> nn.Module:
+    def exported(self, model: nn.Module) -> Any:
         """Return what launch/export.py exports of a trained model: by default a composite's backbone, or all of it."""
         return backbone_of(model)
 

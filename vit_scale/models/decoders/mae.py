@@ -104,10 +104,10 @@ class MaskedAutoencoder(Composite):
         """Return the encoder's parameters without weight decay, and the mask token."""
         return super().no_weight_decay() | {"decoder.mask_token"}
 
-    def set_activation_checkpointing(self, mode: Literal["none", "selective", "full"]) -> None:
+    def set_activation_checkpointing(self, mode: str) -> None:
         """Recompute activations of blocks of the encoder and of the decoder."""
         super().set_activation_checkpointing(mode)
-        self.decoder.activation_checkpointing = mode
+        self.decoder.activation_checkpointing = mode  # type: ignore[assignment]
 
     def compile_blocks(self, **options: Any) -> None:
         """Compile each block of the encoder and of the decoder in place."""

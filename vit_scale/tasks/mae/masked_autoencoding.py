@@ -6,6 +6,7 @@ Shapes: B batch, C channels, H W pixels, G patches, K kept patches, P numbers in
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -93,7 +94,7 @@ class MaskedAutoencoding(Task):
         encoder = CostPart("encoder", backbone_of(model), tokens=1 - self.config.mae.mask_ratio)
         return [encoder, CostPart("decoder", model.decoder)]  # type: ignore[arg-type]
 
-    def exported(self, model: nn.Module) -> nn.Module:
+    def exported(self, model: nn.Module) -> Any:
         """Return the encoder, which pools its tokens by `model.pool`, after its last norm."""
         encoder = backbone_of(model)
         encoder.variant = replace(encoder.variant, pool=self.variant.pool, fc_norm=False)
