@@ -347,8 +347,8 @@ class RunConfig:
     first ones of a stream; null: all. launch/eval.py evaluates all of them unless this option is passed to it."""
     probe_every: Count | None = None
     """Steps between k-NN classifications of validation images by their nearest training images, logged as
-    `val/knn_top1`: whether a task without labels learns features. Of at most 10,000 images each, always the same, spread
-    over the classes; the data needs labels. The last step is always measured. null: off."""
+    `val/knn_top1`: whether a task without labels learns features. At most 10,000 images of each, always the same,
+    spread over the classes; the data needs labels. The last step is always measured. null: off."""
     patience: Count | None = None
     """Stop early after this many evaluations in a row without a new best value of the task's first metric; null: never.
     The learning-rate schedule is not shortened. A larger value continues a run that stopped early."""

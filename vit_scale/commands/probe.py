@@ -30,7 +30,7 @@ published weights, or a weights file with --model, with or without a classifier.
 are written to RUN/probe-SPLIT/; of other models only if --out is set."""
 EXAMPLES = """examples:
   python launch/probe.py runs/digits
-  python launch/probe.py runs/mae --data data/cifar10 --blocks 3 7 11 --features both
+  python launch/probe.py runs/mae --data data/cifar10 --blocks 3,7,11 --features both
   python launch/probe.py timm/vit_base_patch16_224.mae --data data/flowers --out probe-flowers
   python launch/probe.py encoder.safetensors --model vit_small_patch16_224 --data data/flowers --json probe.json
   python launch/probe.py runs/mae --split train --images 5000     # k-NN among training images, leaving one out
@@ -48,26 +48,47 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--data", metavar="SOURCE", help="labeled images other than the run's, as in data.source")
     add("--split", metavar="NAME", help="images to classify: val (default), train, or any split of the dataset")
     add("--images", type=_count, metavar="N", help="at most N training and N other images, spread over the classes")
-    add("--blocks", type=int, nargs="+", metavar="I", help="blocks, from 0, negative from the end (default: the last)")
+    add("--blocks", type=_numbers, metavar="I,J", help="blocks, from 0, negative from the end (default: the last)")
     add(
         "--features",
         choices=("cls", "mean", "both"),
         help="class token, mean of the patch tokens, or both (default: what the model's head reads)",
     )
-    add("--k", type=_count, nargs="+", metavar="K", help="neighbors (default: 10 20 100 200, those that fit the data)")
+    add("--k", type=_counts, metavar="K,L", help="neighbors (default: 10,20,100,200, those that fit the data)")
     add("--weights", choices=("ema", "raw"), help="weights of a run to use: ema (default if available) or raw")
     add("--model", metavar="NAME", help="model of a weights file, e.g. vit_small_patch16_224 or timm/resnet18")
     add("--json", metavar="FILE", help="write the numbers to this file")
     add("--out", metavar="DIR", help="directory for numbers and pictures (default: RUN/probe-SPLIT)")
-    args, overrides = parser.parse_known_args(argv)
+    args, overrides = parser.parse_known_args(_joined(argv))
     if args.json and not Path(args.json).parent.is_dir():
         raise UserError(f"--json {args.json}: directory {Path(args.json).parent} does not exist")
     return args, overrides
 
 
+def _joined(argv: Sequence[str]) -> list[str]:
+    """Join `--blocks -2,-1` to `--blocks=-2,-1`: argparse would read a value with a minus as an option."""
+    words = list(argv)
+    for i in range(len(words) - 1):
+        if words[i] == "--blocks" and not words[i + 1].startswith("--"):
+            words[i : i + 2] = [f"--blocks={words[i + 1]}"]
+            break
+    return words
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers with commas, such as 3,7,11") from None
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(part) for part in text.split(",")]
+
+
 def _count(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number of at least 1")
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of at least 1")
     return int(text)
 
 

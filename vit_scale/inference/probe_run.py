@@ -129,8 +129,9 @@ def probe_run(
         top1 = None if linear is None else _accuracy(linear.predictions, queries.labels)
         results.append(BlockResult(name, knn, linear, top1))
     chance = _accuracy(train.labels.mode().values.expand(len(queries)), queries.labels)
-    counts = {"train_images": len(train), "images": len(queries), "chance": chance, "skipped_k": skipped}
-    return Judgement(extract.description, **counts, leave_one_out=own is not None, blocks=results, queries=queries)
+    return Judgement(
+        extract.description, len(train), len(queries), chance, skipped, own is not None, results, queries=queries
+    )
 
 
 def _accuracy(predictions: Tensor, labels: Tensor) -> float:

@@ -41,9 +41,7 @@ class FeatureModel:
         self.depth = _depth(model)
         if self.depth is None and (blocks is not None or pooling is not None):
             option = "--blocks" if blocks is not None else "--features"
-            raise UserError(
-                f"{option}: {name} is no ViT with blocks of tokens; leave it out: its pooled features are used"
-            )
+            raise UserError(f"{option}: {name} is no ViT with blocks of tokens; omit it to use its pooled features")
         self.pooling = _default_pooling(model) if pooling is None else pooling
         if self.depth is not None and self.pooling != "mean" and not _has_class_token(model):
             raise UserError(f"--features {self.pooling}: {name} has no class token; use --features mean")

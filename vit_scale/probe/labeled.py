@@ -47,10 +47,10 @@ def label_images(data: Data, config: DataConfig) -> LabeledImages:
     target = ClassTarget()
     columns = target.find(data.train.dataset.features, config)
     names = target.class_names(data.train.dataset, columns, config)
-    found = LabeledImages(*(_labeled(each, config, names) for each in (data.train, data.val)), names)
+    train, val = (_labeled(each, config, names) for each in (data.train, data.val))
     if len(names) < 2:
         raise UserError(f"data.source={config.source}: all images have the same label, so nothing can be told apart")
-    return found
+    return LabeledImages(train, val, names)
 
 
 def _labeled(source: Source, config: DataConfig, names: tuple[str, ...]) -> Source:

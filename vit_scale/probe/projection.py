@@ -39,7 +39,7 @@ def projection_figure(
         _scatter(axes, places, label, class_names, colors)
         axes.set_title(name, loc="left", fontsize=10)
     shown = f"{len(points):,} images" if len(points) == len(labels) else f"{len(points):,} of {len(labels):,} images"
-    figure.suptitle(f"{title}, {shown}", x=0.02, ha="left", fontsize=11)
+    figure.suptitle(f"{title}, {shown}", x=0.005, ha="left", fontsize=11)
     handles, names = axes.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside right upper", frameon=False, fontsize=9, markerscale=2)
     return figure
@@ -93,7 +93,7 @@ def _scatter(axes: Any, places: np.ndarray, labels: np.ndarray, names: Sequence[
         axes.scatter(*places[others].T, s=6, color="#d0d0d0", linewidths=0, label=f"{count:,} other classes")
     for each, color in colors.items():
         name = names[each] if len(names[each]) <= 24 else f"{names[each][:23]}…"
-        axes.scatter(*places[labels == each].T, s=10, color=color, linewidths=0, alpha=0.8, label=name)
+        axes.scatter(*places[labels == each].T, s=14, color=color, linewidths=0, alpha=0.8, label=name)
     axes.set_xticks([])
     axes.set_yticks([])
     for side in ("top", "right", "left", "bottom"):
