@@ -86,7 +86,7 @@ ALLOWED = {
     "tasks/classify/confusion.py::confusion_table": "the end of an evaluation",
     "tasks/classify/calibration.py::from_sums": "the end of an evaluation",
     "tasks/classify/class_weights.py::_balanced": "host counts, once",
-    "tasks/classify/classification.py::inputs": "positions, which stay on the host",
+    "tasks/classify/classification.py::mixed": "positions, which stay on the host",
     "data/batch.py::first": "host tensors, for an image grid",
     "data/normalize.py::__init__": "host tensors, once",
     "models/drop_path.py::draw_kept": "on a CPU only",
