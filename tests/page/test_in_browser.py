@@ -332,3 +332,15 @@ def test_sweep_page_shows_every_trial(browser, tmp_path: Path, root: Path) -> No
     assert browser.run(ticks, "model.pool") == ["cls", "mean"]
     assert browser.hover("model.pool", 0.3, 0.7).startswith("val/top1 0.2000\ntrial 1, stopped early")
     assert "3\t–\t0.1\tcls\tfailed" in browser.text()
+
+
+def test_narrow_logarithmic_axis_has_several_ticks(browser, tmp_path: Path, root: Path) -> None:
+    results = [
+        Result(i, "finished", 0.5, {"optim.lr": lr, "optim.weight_decay": 0.1}) for i, lr in enumerate((7e-4, 1.6e-3))
+    ]
+    write_plot(tmp_path / "page.html", results, load_sweep(root / "recipes/sweeps/lr.yaml"))
+    browser.driver.get((tmp_path / "page.html").as_uri())
+    ticks = browser.run(
+        "return [...document.querySelectorAll(`[data-figure='optim.lr'] .x-tick`)].map(t => t.textContent)"
+    )
+    assert len(ticks) >= 2

@@ -57,6 +57,7 @@ def main(argv: Sequence[str]) -> int:
     data = data_options(args.source, options)
     silence_libraries()
     terminal = Terminal(enabled=True)
+    terminal.info(f"Reading {args.source} ...")
     with terminal.phase("Loading libraries"):
         from vit_scale.plan.init_recipe import init_recipe
         from vit_scale.plan.write_recipe import write_recipe

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import torch
 
+from vit_scale.cli import command_line
 from vit_scale.config import DataConfig
 from vit_scale.cost.hardware import peak
 from vit_scale.data.data import Data, open_data
@@ -60,7 +61,6 @@ def init_recipe(options: Mapping[str, Any], minutes: float, terminal: Terminal) 
     Raises `UserError` if the data cannot be opened.
     """
     info = terminal.info
-    info(f"Reading {options['source']} ...")
     with terminal.phase("Opening the data") as phase:
         data = open_data(DataConfig(**options), seed=0)
         phase.next("Looking at the images")
@@ -82,7 +82,7 @@ def init_recipe(options: Mapping[str, Any], minutes: float, terminal: Terminal) 
     choices = suggest(candidate, facts, epochs=epochs, batch=batch, images_per_second=speed, minutes=minutes)
     header = [
         f"Written by vit-scale init for {machine.name}: about {in_minutes(minutes)}.",
-        "Longer: raise schedule.epochs. All options: python launch/train.py --help",
+        f"Longer: raise schedule.epochs. All options: {command_line('train', '--help')}",
     ]
     return Suggested(recipe_text(choices, header), facts, machine, choices)
 

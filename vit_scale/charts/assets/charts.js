@@ -408,13 +408,15 @@ function pointLines({ curve, i }) {
   return curve.texts[i].map((text, line) => ({ text, strong: line === 0 }));
 }
 
-/** 1, 10, 100, ...; also 2 and 5 times these if there are few of them. */
+/** 1, 10, 100, ...; also 2 and 5 times these if there are few of them; round numbers within less than that. */
 function logTicks(low, high) {
   const powers = [];
   for (let p = Math.floor(Math.log10(low)); p <= Math.ceil(Math.log10(high)); p++) powers.push(10 ** p);
   const inside = (ticks) => ticks.filter((tick) => tick >= low && tick <= high);
   const few = inside(powers);
-  return few.length > 2 ? few : inside(powers.flatMap((power) => [power, 2 * power, 5 * power]));
+  if (few.length > 2) return few;
+  const more = inside(powers.flatMap((power) => [power, 2 * power, 5 * power]));
+  return more.length > 1 ? more : niceTicks(low, high, 3).ticks;
 }
 
 // ------------------------------------------------------------------------------------------------ confusion matrices
