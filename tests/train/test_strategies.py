@@ -28,10 +28,11 @@ COMMON = [
 ]
 HALF_STRATEGIES = ["zero2", "zero3"]  # ZeRO-1 holds its weights as ZeRO-2 does
 EXACT = [*COMMON, "model.drop_path=0"]  # its draws belong to a forward pass, so they differ with the processes
-EVERYTHING = [*COMMON, "model.dropout=0.1", "model.drop_path=0.3", "optim.layer_decay=0.8"]
+QUICK_EVALUATION = ["run.eval_images=100", "track.images=never"]
+EVERYTHING = [*COMMON, *QUICK_EVALUATION, "model.dropout=0.1", "model.drop_path=0.3", "optim.layer_decay=0.8"]
 # Half of the model is frozen, with everything that frozen parts must not do, and the classes are weighted and balanced.
 FROZEN = [*EXACT, "model.freeze=1", "model.layer_scale=1e-4", "parallel.activation_checkpointing=full"]
-FROZEN += ["optim.class_weights=[1,2,3,4,5,6,7,8,9,10]", "data.balance=true", "run.eval_images=50"]
+FROZEN += ["optim.class_weights=[1,2,3,4,5,6,7,8,9,10]", "data.balance=true", *QUICK_EVALUATION]
 INTERRUPTED, OUTPUT_CLOSED = 138, 141
 
 
