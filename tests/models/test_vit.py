@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vit_scale.errors import UserError
-from vit_scale.kernels import accept_hooks
+from vit_scale.kernels import accept_hooks, cpu
 from vit_scale.models import create_model
 from vit_scale.models.variants import VARIANTS
 from vit_scale.models.weights.load import fit_weights
@@ -197,6 +197,29 @@ def test_intermediates_are_not_changed_by_later_blocks() -> None:
     torch.manual_seed(1)
     again = model.forward_intermediates(x)[0]
     assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+@pytest.mark.parametrize("as_large", [False, True])
+def test_one_pass_returns_logits_and_intermediates(pool: str, as_large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their gradients, although the last block may compute fewer tokens."""
+    if as_large:
+        monkeypatch.setattr(cpu, "WORTHWHILE_MACS", 0)
+        monkeypatch.setattr(cpu, "WORTHWHILE_ELEMENTS", 0)
+    torch.manual_seed(0)
+    model = create_model("vit_mu", depth=3, pool=pool).train()
+    x, blocks = images(model), (0, 2)
+    logits, tokens = model(x, intermediates=blocks)
+    expected = model(x), *model.forward_intermediates(x, blocks, as_maps=False)
+    torch.testing.assert_close((logits, *tokens), expected)
+    weights = list(model.parameters())
+    ours, theirs = (
+        torch.autograd.grad(sum(o.square().sum() for o in outputs), weights)
+        for outputs in ((logits, *tokens), expected)
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
+    with pytest.raises(UserError, match="model.patch_dropout=0"):
+        create_model("vit_mu", patch_dropout=0.5)(x, intermediates=[0])
 
 
 @pytest.mark.parametrize("size", [(16, 24), (48, 32)])

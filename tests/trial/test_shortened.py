@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from vit_scale.errors import UserError
 from vit_scale.plan.data_size import DataSize
 from vit_scale.recipe import build_config, load_recipe
+from vit_scale.tasks.distill.source import find_teacher
+from vit_scale.tasks.distill.teacher import load_teacher
 from vit_scale.trial import shortened
 from vit_scale.trial.measurements import Measurements, real_plan, times
-from vit_scale.trial.shortened import check_host_memory, images_per_process, replace_missing_data, shorten
+from vit_scale.trial.shortened import (
+    check_host_memory,
+    images_per_process,
+    replace_missing_data,
+    replace_missing_teacher,
+    shorten,
+)
 
 IMAGENET = DataSize(1_281_167, 1000, 3, 50_000)
 
@@ -70,6 +80,19 @@ def test_data_on_this_system_are_used() -> None:
     same, size, note = replace_missing_data(config)
     assert (same, note) == (config, None)
     assert (size.images, size.val_images, size.found) == (1617, 180, "counted")
+
+
+def test_missing_teacher_is_replaced_by_random_weights_of_its_model(tmp_path: Path) -> None:
+    recipe = {"schedule": {"steps": 5}, "distill": {"teacher": "timm/test_vit.r160_in1k", "kind": "soft"}}
+    config = build_config(recipe)
+    replaced, note = replace_missing_teacher(config, tmp_path)
+    assert note == "random instead of timm/test_vit.r160_in1k, which is not on this system"
+    assert replaced.distill.kind == "soft"
+    source = find_teacher(replaced, num_classes=1000, in_chans=3)
+    assert source.model == find_teacher(config, num_classes=1000, in_chans=3).model
+    assert load_teacher(source, source.normalization).sha256
+    alone = build_config({"schedule": {"steps": 5}})
+    assert replace_missing_teacher(alone, tmp_path) == (alone, None)
 
 
 def test_model_without_enough_memory_is_rejected_before_it_is_built(

@@ -70,6 +70,28 @@ def replace_missing_weights(config: Config) -> tuple[Config, str | None]:
     )
 
 
+def replace_missing_teacher(config: Config, directory: Path) -> tuple[Config, str | None]:
+    """Return options without a published teacher that is not on this system and cannot be downloaded, and a note.
+
+    A file in `directory`, which belongs to this rank, with random weights of the same model takes its place.
+    """
+    teacher = config.distill.teacher
+    if teacher is None or not is_hub_name(teacher) or has_weights(teacher) or is_hub_reachable():
+        return config, None
+    import torch
+    from safetensors.torch import save_file
+
+    from vit_scale.models.create import construct_model
+    from vit_scale.tasks.distill.source import find_teacher
+
+    torch.manual_seed(0)
+    model = construct_model(find_teacher(config, num_classes=0, in_chans=0).model)
+    path = directory / "teacher.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, path)
+    distill = dataclasses.replace(config.distill, teacher=str(path), teacher_model=teacher)
+    return dataclasses.replace(config, distill=distill), f"random instead of {teacher}, which is not on this system"
+
+
 def shorten(config: Config, plan: Plan, *, steps: int, images: int, run_dir: str) -> Config:
     """Return options for `steps` steps of `images` images per process in `run_dir`, with the schedule in proportion.
 

@@ -54,16 +54,16 @@ def try_recipe(config: Config, recipe: str, steps: int | None = None) -> int:
 
     terminal = Terminal(enabled=is_main_process())
     terminal.title(f"Trying {recipe}")
-    with _temporary_directory(config) as directory:
+    with _temporary_directory(config) as directory, tempfile.TemporaryDirectory(prefix=PREFIX) as own:
         with terminal.phase("Looking for the data"):
-            measured = _prepare(config, steps, directory)
+            measured = _prepare(config, steps, directory, Path(own))
         _try(measured, recipe, terminal, limited=steps is None)
     print_summary(measured, terminal)
     return 1 if measured.failed else 0
 
 
-def _prepare(config: Config, steps: int | None, directory: Path) -> Measurements:
-    """Return what is known before the first step, with the shortened options."""
+def _prepare(config: Config, steps: int | None, directory: Path, own: Path) -> Measurements:
+    """Return what is known before the first step, with the shortened options. `own`: a directory of this rank."""
     import torch
 
     from vit_scale.trial.measurements import Measurements, real_plan
@@ -72,6 +72,7 @@ def _prepare(config: Config, steps: int | None, directory: Path) -> Measurements
         check_host_memory,
         images_per_process,
         replace_missing_data,
+        replace_missing_teacher,
         replace_missing_weights,
         shorten,
     )
@@ -80,12 +81,13 @@ def _prepare(config: Config, steps: int | None, directory: Path) -> Measurements
     device = "cuda" if torch.cuda.is_available() else "cpu"
     short, size, data_note = replace_missing_data(config)
     short, weights_note = replace_missing_weights(short)
+    short, teacher_note = replace_missing_teacher(short, own)
     plan = real_plan(config, size, world, device)
     if device == "cpu":
         check_host_memory(config, world)
     images = images_per_process(config, plan, device=device)
     short = shorten(short, plan, steps=steps or DEFAULT_STEPS, images=images, run_dir=str(directory / "run"))
-    notes = {"data": data_note, "weights": weights_note}
+    notes = {"data": data_note, "weights": weights_note, "teacher": teacher_note}
     return Measurements(config, short, plan, size, {name: note for name, note in notes.items() if note})
 
 

@@ -9,8 +9,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from vit_scale.data.batch import Batch, DataInfo
 from vit_scale.models import create_model
 from vit_scale.recipe import build_config, to_yaml
+from vit_scale.schedule import make_plan
+from vit_scale.tasks import task_class
+from vit_scale.tasks.distill.distillation import Distillation
 
 TEACHER = {"name": "vit_mu", "img_size": 12, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 2}
 DIGITS = tuple(map(str, range(10)))
@@ -50,6 +54,22 @@ def student(teacher: object, **sections: dict[str, Any]) -> dict[str, Any]:
     for name, options in sections.items():
         recipe[name] = recipe.get(name, {}) | options
     return recipe
+
+
+def prepared(teacher: object, in_chans: int = 1, names: tuple[str, ...] = DIGITS, **sections: dict) -> Distillation:
+    """Return the task of a student's recipe with its teacher, as training does."""
+    config = build_config(student(teacher, **sections))
+    plan = make_plan(config, train_images=100, processes=1, device="cpu")
+    task = task_class(config)(config, DataInfo(100, in_chans, names), plan)
+    assert isinstance(task, Distillation)
+    task.prepare(None)  # type: ignore[arg-type]
+    return task
+
+
+def example(channels: int = 1, size: int = 8) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (4, channels, size, size), dtype=torch.uint8, generator=generator)
+    return Batch(pixels, {"label": torch.arange(4)}, torch.arange(4))
 
 
 def losses(folder: Path) -> list[dict[str, float]]:

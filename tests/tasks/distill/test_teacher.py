@@ -11,42 +11,23 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from tests.tasks.distill.students import DIGITS, make_teacher, student
-from vit_scale.data.batch import Batch, DataInfo
+from tests.tasks.distill.students import DIGITS, example, make_teacher, prepared, student
+from vit_scale.data.batch import Batch
 from vit_scale.errors import UserError
 from vit_scale.inference.loaded_run import load_run
 from vit_scale.models import create_model
 from vit_scale.recipe import build_config
-from vit_scale.schedule import make_plan
-from vit_scale.tasks import task_class
-from vit_scale.tasks.distill.distillation import Distillation
 from vit_scale.tasks.distill.teacher import half_precision
-
-
-def prepared(teacher: object, in_chans: int = 1, names: tuple[str, ...] = DIGITS, **sections: dict) -> Distillation:
-    """Return the task of a student's recipe with its teacher, as training does."""
-    config = build_config(student(teacher, **sections))
-    plan = make_plan(config, train_images=100, processes=1, device="cpu")
-    task = task_class(config)(config, DataInfo(100, in_chans, names), plan)
-    assert isinstance(task, Distillation)
-    task.prepare(None)  # type: ignore[arg-type]
-    return task
-
-
-def batch(channels: int = 1, images: int = 4) -> Batch:
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(256, (images, channels, 8, 8), dtype=torch.uint8, generator=generator)
-    return Batch(pixels, {"label": torch.arange(images)}, torch.arange(images))
 
 
 @pytest.mark.parametrize("statistics", [{}, {"mean": [0.5], "std": [0.2]}], ids=["own", "other"])
 def test_teacher_answers_for_the_mixed_pixels_as_its_run_does(teacher: Path, statistics: dict) -> None:
     """The reference goes back to pixels in 0..1, and normalizes and resizes them as the run of the teacher does."""
     task = prepared(teacher, data=statistics)
-    inputs = task.inputs(batch(), step=0)
+    inputs = task.inputs(example(), step=0)
     mean, std = (torch.tensor(v)[:, None, None] for v in task.normalization)
     pixels = inputs.args[0] * std + mean
-    unmixed = batch().images / 255
+    unmixed = example().images / 255
     assert (pixels - unmixed).abs().max() > 0.1, "images are mixed"
     run = load_run(teacher)
     seen = (F.interpolate(pixels, (12, 12), mode="bicubic", antialias=True) - 0.3) / 0.4
@@ -55,14 +36,14 @@ def test_teacher_answers_for_the_mixed_pixels_as_its_run_does(teacher: Path, sta
 
 def test_teacher_of_another_number_of_channels_sees_gray_images_in_each(tmp_path: Path) -> None:
     task = prepared(make_teacher(tmp_path / "color", in_chans=3), augment={"mixup": 0.0, "cutmix": 0.0})
-    found = task.inputs(batch(), step=0).rest["teacher"].logits
-    seen = F.interpolate(batch().images.expand(-1, 3, -1, -1) / 255, (12, 12), mode="bicubic", antialias=True)
+    found = task.inputs(example(), step=0).rest["teacher"].logits
+    seen = F.interpolate(example().images.expand(-1, 3, -1, -1) / 255, (12, 12), mode="bicubic", antialias=True)
     torch.testing.assert_close(found, load_run(tmp_path / "color").model((seen - 0.3) / 0.4), rtol=0, atol=1e-4)
 
 
 def test_teacher_sees_full_images_while_progressive_resizing_shrinks_the_students(teacher: Path) -> None:
-    plain = prepared(teacher).inputs(batch(), step=0)
-    small = prepared(teacher, augment={"progressive": [[0, 4]]}).inputs(batch(), step=0)
+    plain = prepared(teacher).inputs(example(), step=0)
+    small = prepared(teacher, augment={"progressive": [[0, 4]]}).inputs(example(), step=0)
     assert small.args[0].shape[-2:] == (4, 4)
     assert torch.equal(small.rest["teacher"].logits, plain.rest["teacher"].logits)
 
@@ -75,7 +56,7 @@ def test_tokens_are_those_of_the_teachers_block_on_the_students_grid(teacher: Pa
     seen = (inputs.args[0] * std + mean - 0.3) / 0.4
     expected = load_run(teacher).model.forward_intermediates(seen, [1, 0], as_maps=False)
     torch.testing.assert_close(inputs.rest["teacher"].tokens, expected, rtol=0, atol=1e-4)
-    coarse = prepared(teacher, distill={"features": [[0, 1]]}).inputs(batch(), step=0)
+    coarse = prepared(teacher, distill={"features": [[0, 1]]}).inputs(example(), step=0)
     assert coarse.rest["teacher"].tokens[0].shape == (4, 16, 24), "the student's 4 x 4 patches"
 
 
@@ -86,7 +67,7 @@ def test_teacher_is_frozen_and_no_part_of_the_model(teacher: Path) -> None:
     assert not task.teacher.model.training
     assert not any(p.requires_grad for p in task.teacher.model.parameters())
     assert not {id(p) for p in model.parameters()} & {id(p) for p in task.teacher.model.parameters()}
-    assert not task.inputs(batch(), step=0).rest["teacher"].logits.requires_grad
+    assert not task.inputs(example(), step=0).rest["teacher"].logits.requires_grad
 
 
 def test_half_precision_is_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +106,7 @@ def test_file_of_a_timm_model_is_a_teacher(tmp_path: Path) -> None:
     model = create_model("timm/test_vit", num_classes=10)
     save_file(model.state_dict(), tmp_path / "vit.safetensors")
     task = prepared(tmp_path / "vit.safetensors", 3, distill={"teacher_model": "timm/test_vit", "features": [[1, 3]]})
-    inputs = task.inputs(batch(3), step=0)
+    inputs = task.inputs(example(3), step=0)
     assert inputs.rest["teacher"].tokens[0].shape == (4, 16, model.embed_dim)
     mean, std = (torch.tensor(v)[:, None, None] for v in task.normalization)
     seen = F.interpolate(inputs.args[0] * std + mean, model.img_size, mode="bicubic", antialias=True)

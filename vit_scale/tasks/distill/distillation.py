@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from vit_scale import gpu
 from vit_scale.config import Config
 from vit_scale.cost.meta import build_on_meta
 from vit_scale.cost.training import CostPart
@@ -129,7 +130,7 @@ class Distillation(Classification):
     def _teach(self, batch: Batch, images: Tensor, *, grid_size: torch.Size) -> TeacherOutput | None:
         """Return the teacher's outputs, with tokens on the grid of a student that sees images of `grid_size`."""
         if self.cache is not None:
-            return TeacherOutput(self.cache.logits(batch.positions).to(self.device), [])
+            return TeacherOutput(gpu.upload(self.cache.logits(batch.positions), self.device), [])
         if self.teacher is None:  # a preview of the training images
             return None
         output = self.teacher(images, [theirs for _, theirs in self.pairs])
