@@ -45,6 +45,17 @@ def test_predictions_equal_those_of_scikit_learn(data: tuple[Tensor, Tensor, Ten
     assert not torch.equal(predicted[1], predicted[100])
 
 
+def test_features_that_hardly_differ_are_told_apart(data: tuple[Tensor, Tensor, Tensor]) -> None:
+    """As those of a model that has hardly learned: in float32 their similarities are all 1."""
+    train, labels, queries = data
+    near, asked = (1 + 1e-4 * part for part in (train, queries))
+    predicted = knn_predict(near, labels, asked, (10,), 5)[10].numpy()
+    expected = reference(near, labels, asked, 10)
+    assert (predicted == expected).mean() > 0.98
+    plain = torch.nn.functional.normalize(asked) @ torch.nn.functional.normalize(near).T
+    assert (plain > 1 - 1e-6).all()
+
+
 def test_blocks_change_nothing(data: tuple[Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     whole = knn_predict(*data, KS, 5)
     monkeypatch.setattr(knn, "QUERY_BLOCK", 7)

@@ -6,7 +6,8 @@ and DINO. Shapes: N training images, Q queries, D features, K neighbors, C class
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -53,10 +54,11 @@ def knn_predict(
     after each block of queries. Memory does not grow with N x Q.
     """
     most, found = max(ks), []
+    train = _Directions.of(train_ND)
     for start, stop in query_blocks(len(queries_QD), num_classes):
-        query_QD = F.normalize(queries_QD[start:stop].to(device), dim=1)
+        query_QD = train.centered(queries_QD[start:stop]).to(device)
         own = None if own_Q is None else own_Q[start:stop].to(device)
-        similarity_QK, neighbor_QK = _nearest(query_QD, train_ND, most, own)
+        similarity_QK, neighbor_QK = _nearest(query_QD, train, most, own)
         # On a CPU: sums of votes on a GPU depend on their order.
         found.append(_vote(similarity_QK.cpu(), labels_N[neighbor_QK.cpu()], ks, num_classes))
         advance()
@@ -69,12 +71,43 @@ def query_blocks(queries: int, num_classes: int) -> list[tuple[int, int]]:
     return [(start, min(start + size, queries)) for start in range(0, queries, size)]
 
 
-def _nearest(query_QD: Tensor, train_ND: Tensor, most: int, own_Q: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the similarities and rows of the `most` nearest training images, nearest first."""
+@dataclass(frozen=True)
+class _Directions:
+    """Training features of length 1, minus their mean m.
+
+    For features x and q of length 1, x.q = (x - m).(q - m) + (x - m).m + q.m, and the last term is the same for all
+    neighbors of q. Without it float32 also ranks features that differ little from one another, as those of a model that
+    has hardly learned: their similarities are all 1 up to rounding.
+    """
+
+    mean_D: Tensor
+    rows_ND: Tensor
+    offset_N: Tensor
+
+    @classmethod
+    def of(cls, train_ND: Tensor) -> _Directions:
+        """Normalize training features."""
+        total = sum(F.normalize(part.double(), dim=1).sum(0) for part in train_ND.split(TRAIN_BLOCK))
+        mean = total / len(train_ND)
+        parts = [F.normalize(part.double(), dim=1) - mean for part in train_ND.split(TRAIN_BLOCK)]
+        return cls(
+            mean, torch.cat([part.float() for part in parts]), torch.cat([(part @ mean).float() for part in parts])
+        )
+
+    def centered(self, rows: Tensor) -> Tensor:
+        """Return other features of length 1, minus the mean of the training features."""
+        return (F.normalize(rows.double(), dim=1) - self.mean_D).float()
+
+
+def _nearest(query_QD: Tensor, train: _Directions, most: int, own_Q: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the similarities, up to a constant, and rows of the `most` nearest training images, nearest first."""
     best_QK = query_QD.new_empty(len(query_QD), 0)
     rows_QK = torch.empty(len(query_QD), 0, dtype=torch.int64, device=query_QD.device)
-    for start, train_BD in _train_blocks(train_ND, query_QD.device):
-        similarity_QB = query_QD @ train_BD.T
+    for start in range(0, len(train.rows_ND), TRAIN_BLOCK):
+        train_BD, offset_B = (
+            t[start : start + TRAIN_BLOCK].to(query_QD.device) for t in (train.rows_ND, train.offset_N)
+        )
+        similarity_QB = query_QD @ train_BD.T + offset_B
         if own_Q is not None:
             place = own_Q - start
             mine = (place >= 0) & (place < len(train_BD))
@@ -86,14 +119,9 @@ def _nearest(query_QD: Tensor, train_ND: Tensor, most: int, own_Q: Tensor | None
     return best_QK, rows_QK
 
 
-def _train_blocks(train_ND: Tensor, device: torch.device) -> Iterator[tuple[int, Tensor]]:
-    for start in range(0, len(train_ND), TRAIN_BLOCK):
-        yield start, F.normalize(train_ND[start : start + TRAIN_BLOCK].to(device), dim=1)
-
-
 def _vote(similarity_QK: Tensor, label_QK: Tensor, ks: Sequence[int], num_classes: int) -> dict[int, Tensor]:
     # All weights of a query divided by their largest: the class with most votes does not depend on the softmax's sum.
-    weight_QK = ((similarity_QK - similarity_QK[:, :1]) / TEMPERATURE).exp().double()
+    weight_QK = ((similarity_QK - similarity_QK[:, :1]).double() / TEMPERATURE).exp()
     predicted = {}
     for k in ks:
         votes_QC = weight_QK.new_zeros(len(weight_QK), num_classes)
