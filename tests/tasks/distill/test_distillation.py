@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-<<<<<<< HEAD
-import math
 import re
-=======
->>>>>>> distill/main
 import shutil
 from pathlib import Path
 
