@@ -51,7 +51,7 @@ class Stage:
 SIDES = {
     "vit": [Stage("recipes/cifar10/two_cores.yaml")],
     "resnet": [Stage(*RESNET)],
-    "teacher": [Stage(*RESNET, share=4)],
+    "teacher": [Stage(*RESNET, share=3)],
     "distilled": [Stage("recipes/cifar10/distilled.yaml", ("distill.teacher={runs}/teacher-0-0",))],
     "mae": [
         Stage("recipes/cifar10/mae.yaml", share=0.5, is_pretraining=True),
@@ -61,7 +61,7 @@ SIDES = {
 LABELS = {
     "vit": "ViT",
     "resnet": "ResNet-18",
-    "teacher": "ResNet-18, 4x the time (the teacher)",
+    "teacher": "ResNet-18, 3x the time (the teacher)",
     "distilled": "ViT taught by the ResNet",
     "mae": "ViT, half MAE, half fine-tuning",
 }
@@ -165,11 +165,11 @@ def finals(side: Side) -> list[float]:
 
 def print_table(sides: dict[str, Side]) -> None:
     """Print the table of docs/results.md."""
-    print("| side | top-1 (mean) | seeds | training PFLOPs |\n| --- | --- | --- | --- |")
+    print("| side | top-1 (mean) | seeds | training TFLOPs |\n| --- | --- | --- | --- |")
     for name, side in sides.items():
         values, last = finals(side), next(iter(side["runs"].values()))[-1]
         listed = ", ".join(f"{value:.1%}" for value in values)
-        print(f"| {LABELS[name]} | {mean(values):.1%} | {listed} | {last['flops'] / 1e15:.2f} |")
+        print(f"| {LABELS[name]} | {mean(values):.1%} | {listed} | {last['flops'] / 1e12:.2f} |")
 
 
 def draw(sides: dict[str, Side], path: Path) -> None:
@@ -181,7 +181,7 @@ def draw(sides: dict[str, Side], path: Path) -> None:
 
     figure, panels = plt.subplots(1, 2, figsize=(10, 4), dpi=100, sharey=True)
     for axes, key, scale, label in zip(
-        panels, ("minutes", "flops"), (1, 1e-15), ("CPU minutes of training", "PFLOPs of training"), strict=True
+        panels, ("minutes", "flops"), (1, 1e-12), ("CPU minutes of training", "TFLOPs of training"), strict=True
     ):
         for name, side in sides.items():
             runs = list(side["runs"].values())
