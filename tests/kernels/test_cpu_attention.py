@@ -18,7 +18,7 @@ from torch import Tensor
 from vit_scale.kernels import Shortcut, cpu, cpu_attention
 from vit_scale.kernels.fast_block import attention_forward
 from vit_scale.models.attention import Attention
-from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding
+from vit_scale.models.layers.pos_embed import RelativeBias, RotaryEmbedding
 
 pytestmark = pytest.mark.skipif(
     platform.system() != "Linux" or cpu.vectors() not in ("AVX2", "AVX512") or shutil.which("gcc") is None,

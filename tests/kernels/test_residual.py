@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vit_scale.kernels.residual import add_branch_
-from vit_scale.models.drop_path import DropPath
+from vit_scale.models.layers.drop_path import DropPath
 
 MODES = [(0.0, "skip"), (0.4, "skip"), (0.4, "mask")]
 

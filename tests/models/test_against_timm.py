@@ -127,7 +127,7 @@ def test_rotary_embedding_equals_timm_up_to_the_order_of_channels() -> None:
     """timm rotates neighboring channels, we rotate the two halves of a head; attention scores are the same."""
     from timm.layers import RotaryEmbeddingCat, apply_rot_embed_cat
 
-    from vit_scale.models.pos_embed import RotaryEmbedding
+    from vit_scale.models.layers.pos_embed import RotaryEmbedding
 
     q, k = torch.randn(2, 1, 1, 12, 16)
     timms = RotaryEmbeddingCat(

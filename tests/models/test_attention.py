@@ -8,7 +8,7 @@ import torch
 from vit_scale.errors import UserError
 from vit_scale.models import create_model
 from vit_scale.models.attention import Attention, check_attention_kernel
-from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding
+from vit_scale.models.layers.pos_embed import RelativeBias, RotaryEmbedding
 
 KERNELS = ("auto", "flash", "efficient", "cudnn", "math")
 

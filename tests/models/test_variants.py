@@ -10,7 +10,7 @@ import torch
 
 from vit_scale.errors import UserError
 from vit_scale.models import VARIANTS, check_model_name, create_model
-from vit_scale.models.dropout import Dropout
+from vit_scale.models.layers.dropout import Dropout
 from vit_scale.models.timm_models import create_counterpart
 from vit_scale.models.variants import pixel_statistics
 

@@ -127,7 +127,7 @@ def test_patch_order_matters_only_with_position_embeddings() -> None:
 
 
 def test_rope_depends_on_offsets_only() -> None:
-    from vit_scale.models.pos_embed import RotaryEmbedding
+    from vit_scale.models.layers.pos_embed import RotaryEmbedding
 
     q, k = torch.randn(2, 16).unbind()
     rope = RotaryEmbedding((5, 7), 2, 16)

@@ -30,7 +30,7 @@ from vit_scale.cost.closed_form import (
     training_tokens,
 )
 from vit_scale.cost.meta import twin
-from vit_scale.models.drop_path import drop_path_rates
+from vit_scale.models.layers.drop_path import drop_path_rates
 from vit_scale.models.variants import Variant
 
 Precision = Literal["fp32", "bf16", "fp16"]

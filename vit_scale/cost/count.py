@@ -30,8 +30,8 @@ from vit_scale.cost.closed_form import (
 from vit_scale.cost.meta import full_shape, twin, unwrap
 from vit_scale.cost.parts import params_by_part
 from vit_scale.models.decoders.mae import MaeDecoder
-from vit_scale.models.drop_path import drop_path_rates
 from vit_scale.models.interface import backbone_of
+from vit_scale.models.layers.drop_path import drop_path_rates
 from vit_scale.models.variants import Variant
 from vit_scale.models.vit import VisionTransformer
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from vit_scale.errors import UserError
 from vit_scale.export.verify import Exported, largest_difference, staged
 from vit_scale.inference.loaded_run import LoadedRun
-from vit_scale.models.pos_embed import RowColumnEmbedding
+from vit_scale.models.layers.pos_embed import RowColumnEmbedding
 from vit_scale.models.timm_models import TimmModel, counterpart_options
 from vit_scale.models.variants import VARIANTS, PosEmbed, Variant
 

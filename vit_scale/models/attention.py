@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vit_scale.errors import UserError
-from vit_scale.models.dropout import Dropout
-from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding
+from vit_scale.models.layers.dropout import Dropout
+from vit_scale.models.layers.pos_embed import RelativeBias, RotaryEmbedding
 
 NORM_EPS = 1e-6
 

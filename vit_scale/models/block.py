@@ -11,9 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from vit_scale.kernels import Shortcut, fast_block
 from vit_scale.models.attention import NORM_EPS, Attention, Kernel
-from vit_scale.models.drop_path import Draw, DropPath
-from vit_scale.models.mlp import Mlp, SwiGlu
-from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding
+from vit_scale.models.layers.drop_path import Draw, DropPath
+from vit_scale.models.layers.mlp import Mlp, SwiGlu
+from vit_scale.models.layers.pos_embed import RelativeBias, RotaryEmbedding
 from vit_scale.models.variants import Variant
 
 Draws = tuple[Draw | None, Draw | None]

@@ -16,11 +16,11 @@ from vit_scale.kernels import Shortcut
 from vit_scale.kernels.watch import remember_types
 from vit_scale.models.attention import NORM_EPS, Kernel
 from vit_scale.models.block import Block, is_recomputed, run_block
-from vit_scale.models.drop_path import drop_path_rates
-from vit_scale.models.dropout import Dropout, drop_patches, keep_patches
 from vit_scale.models.interface import full_shape
-from vit_scale.models.patch_embed import PatchEmbed
-from vit_scale.models.pos_embed import RelativeBias, RotaryEmbedding, RowColumnEmbedding, sincos_2d
+from vit_scale.models.layers.drop_path import drop_path_rates
+from vit_scale.models.layers.dropout import Dropout, drop_patches, keep_patches
+from vit_scale.models.layers.patch_embed import PatchEmbed
+from vit_scale.models.layers.pos_embed import RelativeBias, RotaryEmbedding, RowColumnEmbedding, sincos_2d
 from vit_scale.models.variants import Pool, Variant
 from vit_scale.models.weights.freeze import keep_frozen_in_eval
 from vit_scale.models.weights.init import is_token_or_position

@@ -87,8 +87,8 @@ class _Directions:
     @classmethod
     def of(cls, train_ND: Tensor) -> _Directions:
         """Normalize training features."""
-        total = sum(F.normalize(part.double(), dim=1).sum(0) for part in train_ND.split(TRAIN_BLOCK))
-        mean = total / len(train_ND)
+        sums = [F.normalize(part.double(), dim=1).sum(0) for part in train_ND.split(TRAIN_BLOCK)]
+        mean = torch.stack(sums).sum(0) / len(train_ND)
         parts = [F.normalize(part.double(), dim=1) - mean for part in train_ND.split(TRAIN_BLOCK)]
         return cls(
             mean, torch.cat([part.float() for part in parts]), torch.cat([(part @ mean).float() for part in parts])

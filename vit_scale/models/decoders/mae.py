@@ -16,7 +16,7 @@ from vit_scale.kernels.watch import remember_types
 from vit_scale.models.attention import NORM_EPS, Kernel
 from vit_scale.models.block import Block, is_recomputed, run_block
 from vit_scale.models.composite import Composite
-from vit_scale.models.pos_embed import sincos_2d
+from vit_scale.models.layers.pos_embed import sincos_2d
 from vit_scale.models.variants import Variant
 from vit_scale.models.weights.resample import Grid, resample_positions
 

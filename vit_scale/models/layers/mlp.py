@@ -5,7 +5,7 @@ Shapes: B batch, N tokens, D token width, F hidden width.
 
 from torch import Tensor, nn
 
-from vit_scale.models.dropout import Dropout
+from vit_scale.models.layers.dropout import Dropout
 
 
 class Mlp(nn.Module):

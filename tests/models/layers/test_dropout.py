@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from vit_scale.kernels.byte_dropout import draw_kept_elements
-from vit_scale.models.dropout import Dropout
+from vit_scale.models.layers.dropout import Dropout
 
 
 def dropped(rate: float, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:

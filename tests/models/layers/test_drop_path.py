@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vit_scale.kernels import accept_hooks
 from vit_scale.models import create_model
-from vit_scale.models.drop_path import DropPath, drop_path_rates, kept_samples
+from vit_scale.models.layers.drop_path import DropPath, drop_path_rates, kept_samples
 
 DRAWS = 4000
 
