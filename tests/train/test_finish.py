@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from vit_scale.tasks.classify.classification import Classification
+from vit_scale.tasks.mae.masked_autoencoding import MaskedAutoencoding
 from vit_scale.tasks.task import Task
 from vit_scale.train.finish import _next_commands
 
@@ -25,6 +26,7 @@ class BuiltIn(Classification):
     ("task", "scripts"),
     [
         (Classification, ["show_run.py", "eval.py", "predict.py"]),
+        (MaskedAutoencoding, ["show_run.py", "eval.py", "probe.py", "train.py"]),
         (BuiltIn, ["show_run.py", "eval.py"]),
         (Custom, ["show_run.py"]),
     ],

@@ -40,7 +40,7 @@ class MaskedAutoencoding(Task):
     """Needs no labels. The encoder computes the patches that are not masked, a small decoder predicts the pixels."""
 
     name = "mae"
-    commands = ("eval", "finetune")
+    commands = ("eval", "probe", "finetune")
     metrics = (Metric("loss", "loss", higher=False, percent=False, title="Reconstruction loss"),)
     target = NoTarget()
 
@@ -151,19 +151,24 @@ def _check_options(config: Config) -> None:
         raise UserError(
             f"model.num_classes = {model.num_classes}: task.name = mae trains no head; fine-tune with classes later"
         )
-    needless = {
-        "model.patch_dropout": model.patch_dropout,
-        "model.distilled": model.distilled,
-        "augment.mixup": augment.mixup,
-        "augment.cutmix": augment.cutmix,
-        "augment.label_smoothing": augment.label_smoothing,
-        "augment.no_mix_epochs": augment.no_mix_epochs,
-        "optim.class_weights": config.optim.class_weights,
+    if model.patch_dropout:
+        raise UserError(
+            f"model.patch_dropout = {model.patch_dropout}: has no meaning for task.name = mae, where mae.mask_ratio says "
+            "what is masked; set model.patch_dropout=0"
+        )
+    off: dict[str, tuple[Any, str]] = {
+        "model.distilled": (model.distilled, "false"),
+        "augment.mixup": (augment.mixup, "0"),
+        "augment.cutmix": (augment.cutmix, "0"),
+        "augment.label_smoothing": (augment.label_smoothing, "0"),
+        "augment.no_mix_epochs": (augment.no_mix_epochs, "0"),
+        "optim.class_weights": (config.optim.class_weights, "null"),
     }
-    for key, value in needless.items():
-        if value:
-            why = "mae.mask_ratio says what is masked" if key == "model.patch_dropout" else "it needs labels"
-            raise UserError(f"{key} = {value}: has no meaning for task.name = mae; {why}")
+    if found := {key: each for key, each in off.items() if each[0]}:
+        raise UserError(
+            f"{', '.join(f'{key} = {value}' for key, (value, _) in found.items())}: has no meaning for task.name = mae, "
+            f"which learns without labels; set {' '.join(f'{key}={neutral}' for key, (_, neutral) in found.items())}"
+        )
     if config.optim.loss != "cross_entropy":
         raise UserError(f"optim.loss = {config.optim.loss}: task.name = mae has a loss of its own, over pixels")
 
