@@ -153,8 +153,8 @@ def _check_options(config: Config) -> None:
         )
     if model.patch_dropout:
         raise UserError(
-            f"model.patch_dropout = {model.patch_dropout}: has no meaning for task.name = mae, where mae.mask_ratio says "
-            "what is masked; set model.patch_dropout=0"
+            f"model.patch_dropout = {model.patch_dropout}: has no meaning for task.name = mae, where mae.mask_ratio "
+            "says what is masked; set model.patch_dropout=0"
         )
     off: dict[str, tuple[Any, str]] = {
         "model.distilled": (model.distilled, "false"),
@@ -164,11 +164,11 @@ def _check_options(config: Config) -> None:
         "augment.no_mix_epochs": (augment.no_mix_epochs, "0"),
         "optim.class_weights": (config.optim.class_weights, "null"),
     }
-    if found := {key: each for key, each in off.items() if each[0]}:
-        raise UserError(
-            f"{', '.join(f'{key} = {value}' for key, (value, _) in found.items())}: has no meaning for task.name = mae, "
-            f"which learns without labels; set {' '.join(f'{key}={neutral}' for key, (_, neutral) in found.items())}"
-        )
+    found = {key: (value, neutral) for key, (value, neutral) in off.items() if value}
+    if found:
+        named = ", ".join(f"{key} = {value}" for key, (value, _) in found.items())
+        neutral = " ".join(f"{key}={neutral}" for key, (_, neutral) in found.items())
+        raise UserError(f"{named}: has no meaning for task.name = mae, which learns without labels; set {neutral}")
     if config.optim.loss != "cross_entropy":
         raise UserError(f"optim.loss = {config.optim.loss}: task.name = mae has a loss of its own, over pixels")
 
