@@ -20,9 +20,12 @@ from vit_scale.commands.export import main as export
 from vit_scale.commands.predict import main as predict
 from vit_scale.commands.probe import main as probe
 from vit_scale.errors import UserError
+from vit_scale.inference.loaded_run import load_encoder
+from vit_scale.inference.pretrained import load_target
 from vit_scale.models import create_model
 from vit_scale.models.weights.load import load_weights
 from vit_scale.probe import linear
+from vit_scale.probe.features import FeatureModel
 from vit_scale.recipe import load_recipe
 from vit_scale.train.run_recipe import run_recipe
 
@@ -207,7 +210,17 @@ def test_export_is_the_encoder_with_pooled_features(
     printed = capsys.readouterr().out
     assert "maximum feature difference" in printed
     model = timm.create_model(f"local-dir:{folder / 'export/hub'}", pretrained=True).eval()
-    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 32)
+    images = torch.rand(2, 1, 8, 8)
+    features = model(images)
+    assert features.shape == (2, 32)
+    options = [f"model.{name}={value}" for name, value in (ENCODER | {"pool": pool}).items()]
+    probed = (
+        load_encoder(folder),
+        load_target(str(folder / "export/timm.safetensors"), model="vit_mu", overrides=options, encoder=True),
+    )
+    for each in probed:
+        torch.testing.assert_close(each.model(images), features, rtol=0, atol=1e-5, msg="launch/probe.py judges others")
+        torch.testing.assert_close(FeatureModel(each.model)(images)[0], features, rtol=0, atol=1e-5)
     weights = load_file(folder / "export/timm.safetensors")
     assert weights["norm.weight"].equal(load_file(run / "model_ema.safetensors")["norm.weight"])
 

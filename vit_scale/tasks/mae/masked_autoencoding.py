@@ -114,9 +114,9 @@ class MaskedAutoencoding(Task):
     def header(self) -> dict[str, str]:
         mae, patches = self.config.mae, self.grid[0] * self.grid[1]
         masked = patches - count_kept(patches, mae.mask_ratio)
-        target = "pixels normalized per patch" if mae.norm_pixels else "pixels"
+        normalized = ", normalized per patch" if mae.norm_pixels else ""
         return {
-            "masked": f"{masked:,} of {patches:,} patches, whose {target} are predicted",
+            "masked": f"{masked:,} of {patches:,} patches; predicts their pixels{normalized}",
             "decoder": f"{mae.decoder_depth} blocks, dimension {mae.decoder_dim}, {mae.decoder_heads} heads",
         }
 
