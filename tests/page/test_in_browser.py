@@ -36,9 +36,13 @@ def test_plots_and_constants_of_a_trained_run_have_every_logged_key(browser, tra
     for figure in [name for name in figures if not name.startswith("table")]:
         drawn |= {trace["key"]: trace for trace in browser.traces(figure)}
     listed = {"train/weight_decay": "Weight decay", "train/skipped_steps": "Skipped steps"}
-    assert set(drawn) >= keys - {*listed, "memory/process_gb"}
-    for key, title in listed.items():
-        assert (key in drawn) != (title in text), "a value that never changes is text"
+    # After so few steps these may change or not.
+    may_be_listed = {"memory/process_gb": "Process memory"} | {
+        f"{v}/top5": "Top-5 accuracy" for v in ("val", "val_ema")
+    }
+    assert set(listed) <= keys - set(drawn) <= {*listed, *may_be_listed}
+    for key in keys - set(drawn):
+        assert (listed | may_be_listed)[key] in text, "a value that never changes is text"
     for key, trace in drawn.items():
         points = dict(zip(trace["x"], trace["y"], strict=True))
         for step, value in zip(*logged(trained, key), strict=True):
