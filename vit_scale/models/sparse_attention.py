@@ -78,7 +78,7 @@ class GroupedAttention(Attention):
             raise UserError("attention in groups of patches needs every patch: drop none, or set model.attention=full.")
         if grid != self.grid and not self.grouping.fits(grid):
             raise UserError(
-                f"model.attention: the groups of patches do not divide the {grid[0]} x {grid[1]} patches of this image; "
+                f"model.attention: groups of patches do not divide the {grid[0]} x {grid[1]} patches of this image; "
                 "use another image size, model.window or model.dilation."
             )
 
@@ -88,9 +88,7 @@ class GroupedAttention(Attention):
         bias = self._bias_between(queries_Q, tokens_N, grid, q_BHQK.dtype)
         return self._softmax_attention(q_BHQK, k_BHNK, v_BHNK, bias).transpose(1, 2).flatten(2)
 
-    def _attend_in_groups(
-        self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, index_GS: Tensor, grid: Grid
-    ) -> Tensor:
+    def _attend_in_groups(self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, index_GS: Tensor, grid: Grid) -> Tensor:
         """Return the results of the groups of one shape, group by group, [B, G S, D]."""
         tokens_GS = index_GS + self.prefix
         q, k, v = (
