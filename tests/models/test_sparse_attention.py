@@ -48,7 +48,8 @@ def group_numbers(grouping: Grouping, grid: tuple[int, int]) -> Tensor:
         return (((row // span) * 100 + column // span) * 10_000 + (row % d) * 100 + column % d).flatten()
     shift = [grouping.window // 2 if grouping.shifted and grouping.window < length else 0 for length in grid]
     down, right = (
-        (x + (grouping.window - s) % grouping.window) // grouping.window for x, s in zip((row, column), shift)
+        (x + (grouping.window - s) % grouping.window) // grouping.window
+        for x, s in zip((row, column), shift, strict=True)
     )
     return (down * 100 + right).flatten()
 

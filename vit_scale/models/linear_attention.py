@@ -69,7 +69,7 @@ class LinearAttention(Attention):
 
 
 def orthogonal_features(features: int, width: int) -> Tensor:
-    """Draw directions [M, K]: orthogonal in blocks of K, uniform over all directions, with lengths of normal vectors."""
+    """Draw directions [M, K]: orthogonal in blocks of K, each uniformly distributed, as long as normal vectors."""
     blocks = []
     for _ in range(-(-features // width)):
         directions_KK, triangle_KK = torch.linalg.qr(torch.randn(width, width))
