@@ -16,10 +16,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from vit_scale.errors import UserError
 from vit_scale.models.layers.dropout import Dropout
 from vit_scale.models.layers.pos_embed import RelativeBias, RotaryEmbedding
+from vit_scale.models.layers.token_groups import Grid
 
 NORM_EPS = 1e-6
 
-Kernel = Literal["auto", "flash", "efficient", "cudnn", "math", "explicit"]
+Kernel = Literal["auto", "flash", "efficient", "cudnn", "math", "explicit", "flex"]
 _BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
@@ -57,9 +58,17 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim, bias=bias)
         self.proj_drop = Dropout(dropout) if dropout else nn.Identity()
 
-    def forward(self, x_BND: Tensor, keep_BN: Tensor | None = None) -> Tensor:
-        """Let every token attend to every other; `keep_BN`: indices of the tokens that patch dropout kept."""
-        y_BND = self.attend(*self.split(self.qkv(x_BND)), keep_BN)
+    def is_full(self, grid: Grid | None = None) -> bool:
+        """Return whether this is exact softmax attention of every token to every other."""
+        return True
+
+    def forward(self, x_BND: Tensor, keep_BN: Tensor | None = None, grid: Grid | None = None) -> Tensor:
+        """Let every token attend to every other, or to those that the kind of attention provides.
+
+        `keep_BN`: indices of the tokens that patch dropout kept. `grid`: rows and columns of patches if they are not
+        the model's own.
+        """
+        y_BND = self.attend(*self.split(self.qkv(x_BND)), keep_BN, grid)
         return self.proj_drop(self.proj(y_BND))
 
     def split(self, qkv_BNC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,22 +77,30 @@ class Attention(nn.Module):
         q_BND, k_BND, v_BND = qkv_BNC.unflatten(-1, (3, -1)).unbind(2)
         return q_BND, k_BND, v_BND
 
-    def attend(self, q_BQD: Tensor, k_BND: Tensor, v_BND: Tensor, keep_BN: Tensor | None = None) -> Tensor:
+    def attend(
+        self, q_BQD: Tensor, k_BND: Tensor, v_BND: Tensor, keep_BN: Tensor | None = None, grid: Grid | None = None
+    ) -> Tensor:
         """Return the weighted mean of values per query, [B, Q, D], before the output projection."""
+        q_BHQK, k_BHNK, v_BHNK = self._heads_of(q_BQD, k_BND, v_BND, keep_BN)
+        y_BHQK = self._softmax_attention(q_BHQK, k_BHNK, v_BHNK, self._bias(q_BHQK, keep_BN))
+        return y_BHQK.transpose(1, 2).flatten(2)
+
+    def _heads_of(
+        self, q_BQD: Tensor, k_BND: Tensor, v_BND: Tensor, keep_BN: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         q_BHQK, k_BHNK = self._normalized_heads(q_BQD, k_BND, keep_BN)
         v_BHNK = self._heads(v_BND)
         # Under autocast a norm returns float32; the kernels require a single dtype.
-        q_BHQK, k_BHNK = q_BHQK.to(v_BHNK.dtype), k_BHNK.to(v_BHNK.dtype)
-        bias = self._bias(q_BHQK, keep_BN)
+        return q_BHQK.to(v_BHNK.dtype), k_BHNK.to(v_BHNK.dtype), v_BHNK
+
+    def _softmax_attention(self, q_BHQK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, bias: Tensor | None) -> Tensor:
         dropout = self.attn_dropout if self.training else 0.0
         if self.kernel == "explicit":
-            y_BHQK = F.dropout(_softmax_weights(q_BHQK, k_BHNK, bias), dropout) @ v_BHNK
-        else:
-            with backend_of(self.kernel):
-                y_BHQK = F.scaled_dot_product_attention(q_BHQK, k_BHNK, v_BHNK, attn_mask=bias, dropout_p=dropout)
-        return y_BHQK.transpose(1, 2).flatten(2)
+            return F.dropout(_softmax_weights(q_BHQK, k_BHNK, bias), dropout) @ v_BHNK
+        with backend_of(self.kernel):
+            return F.scaled_dot_product_attention(q_BHQK, k_BHNK, v_BHNK, attn_mask=bias, dropout_p=dropout)
 
-    def weights(self, x_BND: Tensor) -> Tensor:
+    def weights(self, x_BND: Tensor, grid: Grid | None = None) -> Tensor:
         """Return the attention weights [B, H, N, N], computed explicitly; each row sums to one."""
         q_BND, k_BND, _ = self.split(self.qkv(x_BND))
         q_BHNK, k_BHNK = self._normalized_heads(q_BND, k_BND, None)
@@ -108,7 +125,7 @@ def backend_of(kernel: Kernel) -> contextlib.AbstractContextManager[None]:
     Enter it in the layer, not around the whole model: activation checkpointing reruns blocks outside the model's
     forward pass.
     """
-    return contextlib.nullcontext() if kernel == "auto" else sdpa_kernel(_BACKENDS[kernel])
+    return contextlib.nullcontext() if kernel in ("auto", "flex") else sdpa_kernel(_BACKENDS[kernel])
 
 
 def _softmax_weights(q_BHQK: Tensor, k_BHNK: Tensor, bias: Tensor | None) -> Tensor:

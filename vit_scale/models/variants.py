@@ -10,15 +10,18 @@ Touvron et al. 2021, "Training data-efficient image transformers" (arXiv:2012.12
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 from vit_scale.config import ModelConfig
 from vit_scale.errors import UserError, nearest
+from vit_scale.models.layers.token_groups import Grouping
 
 TIMM_PREFIX = "timm/"
 
 Mlp = Literal["gelu", "swiglu"]
 PosEmbed = Literal["learned", "learned_2d", "sincos", "rope", "relative", "none"]
+AttentionKind = Literal["full", "window", "dilated", "block", "linear"]
 Pool = Literal["cls", "mean", "max", "tokens"]
 Normalization = Literal["imagenet", "inception", "cifar10"]
 
@@ -59,6 +62,14 @@ class Variant:
     qk_norm: bool = False
     qkv_bias: bool = True
     bias: bool = True
+    attention: AttentionKind = "full"
+    window: int | None = None
+    window_shift: bool = True
+    dilation: int | None = None
+    random_features: int | None = None
+    """None: d ln d for a head width d."""
+    global_blocks: tuple[int, ...] = ()
+    """Blocks with full attention although `attention` is another kind; negative: from the end."""
     normalization: Normalization = "imagenet"
     """Pixel statistics that the published weights expect; a key of PIXEL_STATISTICS."""
     timm_name: str | None = None
@@ -86,6 +97,29 @@ class Variant:
         """Return the hidden width of the MLP. SwiGLU has three matrices: two thirds preserve the parameter count."""
         width = int(self.embed_dim * self.mlp_ratio)
         return width if self.mlp == "gelu" else (width * 2 // 3 + 7) // 8 * 8
+
+    @property
+    def head_dim(self) -> int:
+        """Return the width of an attention head."""
+        return self.embed_dim // self.num_heads
+
+    @property
+    def num_random_features(self) -> int:
+        """Return the random features per head of linear attention."""
+        return self.random_features or max(1, round(self.head_dim * math.log(self.head_dim)))
+
+    def attention_of(self, block: int) -> AttentionKind:
+        """Return the kind of attention of the block with this index."""
+        is_global = block in self.global_blocks or block - self.depth in self.global_blocks
+        return "full" if is_global else self.attention
+
+    def grouping_of(self, block: int) -> Grouping | None:
+        """Return how the block with this index groups the patches; None: it does not (full and linear attention)."""
+        kind = self.attention_of(block)
+        if kind in ("full", "linear"):
+            return None
+        shifted = kind == "window" and self.window_shift and block % 2 == 1
+        return Grouping(self.window, self.dilation if kind == "dilated" else None, shifted, bands=kind == "block")
 
     @property
     def norm_after_pool(self) -> bool:
