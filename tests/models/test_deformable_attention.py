@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DeformableDetrConfig
 from transformers.models.deformable_detr.modeling_deformable_detr import (
+    DeformableDetrEncoder,
     DeformableDetrMultiscaleDeformableAttention,
     MultiScaleDeformableAttention,
 )
@@ -32,9 +33,17 @@ def attention() -> DeformableAttention:
 
 
 def transformers_attention() -> DeformableDetrMultiscaleDeformableAttention:
-    # A backbone configuration without names: otherwise the configuration requests one from the Hub.
-    config = DeformableDetrConfig(d_model=DIM, num_feature_levels=LEVELS, backbone_config={"model_type": "resnet"})
-    return DeformableDetrMultiscaleDeformableAttention(config, HEADS, POINTS).double()
+    """That of an encoder of one layer, which initializes it."""
+    config = DeformableDetrConfig(
+        d_model=DIM,
+        encoder_layers=1,
+        encoder_ffn_dim=8,
+        encoder_attention_heads=HEADS,
+        encoder_n_points=POINTS,
+        num_feature_levels=LEVELS,
+        backbone_config={"model_type": "resnet"},  # Without it, a configuration is requested from the Hub.
+    )
+    return DeformableDetrEncoder(config).layers[0].self_attn.double()
 
 
 def inputs(coordinates: int = 2) -> list[Tensor]:
@@ -100,8 +109,6 @@ def test_initial_points_are_those_of_transformers() -> None:
     """Offsets 1 to P tokens away from the reference, in one direction per head; equal weights."""
     ours = DeformableAttention(DIM, HEADS, num_levels=LEVELS, num_points=POINTS)
     theirs = transformers_attention()
-    config = DeformableDetrConfig(d_model=DIM, num_feature_levels=LEVELS, backbone_config={"model_type": "resnet"})
-    initialize_as_transformers(theirs, config)
     for name in ("sampling_offsets", "attention_weights"):
         for kind in ("weight", "bias"):
             found, expected = (getattr(layer.get_submodule(name), kind) for layer in (ours, theirs))
@@ -109,19 +116,6 @@ def test_initial_points_are_those_of_transformers() -> None:
     offsets_HLP2 = ours.sampling_offsets.bias.view(HEADS, LEVELS, POINTS, 2)
     close(offsets_HLP2[0, 0], torch.tensor([[1.0, 0.0], [2.0, 0.0]]))
     assert (ours.weights(torch.randn(1, 3, DIM)) == 1 / (LEVELS * POINTS)).all()
-
-
-def initialize_as_transformers(layer: nn.Module, config: DeformableDetrConfig) -> None:
-    from transformers.models.deformable_detr.modeling_deformable_detr import DeformableDetrPreTrainedModel
-
-    DeformableDetrPreTrainedModel._init_weights(PlainModel(config), layer)
-
-
-class PlainModel:
-    """In place of a complete model, of which initialization reads only the configuration."""
-
-    def __init__(self, config: DeformableDetrConfig) -> None:
-        self.config = config
 
 
 @pytest.mark.parametrize("kind", ["trunc_normal", "jax"])
