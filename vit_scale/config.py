@@ -114,7 +114,7 @@ class ModelConfig:
     dilation: Annotated[int, Strict(), Field(ge=2)] | None = None
     """`dilated`: distance between the patches of a window along rows and columns."""
     random_features: Count | None = None
-    """`linear`: random features per head; more approximate softmax better. null: d ln d for head width d, 266 for 64."""
+    """`linear`: random features per head; more are closer to softmax. null: d ln d for head width d, 266 for 64."""
     global_blocks: tuple[Int, ...] = ()
     """Indices of blocks with full attention although `attention` is another kind; negative: from the end."""
     kernel: Literal["auto", "flash", "efficient", "cudnn", "math", "explicit", "flex"] = "auto"

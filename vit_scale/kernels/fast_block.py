@@ -54,16 +54,20 @@ def attention_forward(
 ) -> Tensor:
     """Compute the module `attn` for all tokens, or for the leading `shortcut.tokens`."""
     hooked = shortcut.hooked
-    if shortcut.tokens is None and _is_softmax_attention(attn, grid) and cpu_attention.runs(x_BND, attn.num_heads):
-        y_BQD = cpu_attention.attend(_linear(attn.qkv, x_BND, hooked=hooked), attn.num_heads)
+    if shortcut.tokens is None and _is_softmax_attention(attn) and _kernel_runs(attn, x_BND, grid):
+        y_BQD = cpu_attention.attend(_linear(attn.qkv, x_BND, hooked=hooked), attn.num_heads, attn.groups(grid))
     else:
         y_BQD = attn.attend(*_queries_keys_values(attn, x_BND, shortcut), keep_BN, grid)
     return attn.proj_drop(_linear(attn.proj, y_BQD, hooked=hooked))
 
 
-def _is_softmax_attention(attn: Any, grid: tuple[int, int] | None) -> bool:
-    """Return whether attention is softmax attention of all tokens with nothing added, by the fastest kernel."""
-    if not attn.is_full(grid):
+def _kernel_runs(attn: Any, x_BND: Tensor, grid: tuple[int, int] | None) -> bool:
+    return cpu_attention.runs(x_BND, attn.num_heads, attn.groups(grid))
+
+
+def _is_softmax_attention(attn: Any) -> bool:
+    """Return whether attention is softmax attention with nothing added, by the fastest kernel."""
+    if not attn.is_softmax:
         return False
     has_no_extras = attn.rope is None and attn.rel_pos is None and type(attn.q_norm) is nn.Identity
     return has_no_extras and attn.kernel == "auto" and not (attn.training and attn.attn_dropout)

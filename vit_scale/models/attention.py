@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vit_scale.errors import UserError
+from vit_scale.kernels.cpu_attention import Groups
 from vit_scale.models.layers.dropout import Dropout
 from vit_scale.models.layers.pos_embed import RelativeBias, RotaryEmbedding
 from vit_scale.models.layers.token_groups import Grid
@@ -31,6 +32,9 @@ _BACKENDS = {
 
 class Attention(nn.Module):
     """Self-attention with one packed projection for queries, keys and values."""
+
+    is_softmax = True
+    """Whether the weights are a softmax of scores, not an approximation."""
 
     def __init__(
         self,
@@ -58,9 +62,9 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim, bias=bias)
         self.proj_drop = Dropout(dropout) if dropout else nn.Identity()
 
-    def is_full(self, grid: Grid | None = None) -> bool:
-        """Return whether this is exact softmax attention of every token to every other."""
-        return True
+    def groups(self, grid: Grid | None = None) -> Groups | None:
+        """Return the groups within which patches attend to each other; None: all to all."""
+        return None
 
     def forward(self, x_BND: Tensor, keep_BN: Tensor | None = None, grid: Grid | None = None) -> Tensor:
         """Let every token attend to every other, or to those that the kind of attention provides.
@@ -96,7 +100,7 @@ class Attention(nn.Module):
     def _softmax_attention(self, q_BHQK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, bias: Tensor | None) -> Tensor:
         dropout = self.attn_dropout if self.training else 0.0
         if self.kernel == "explicit":
-            return F.dropout(_softmax_weights(q_BHQK, k_BHNK, bias), dropout) @ v_BHNK
+            return F.dropout(softmax_weights(q_BHQK, k_BHNK, bias), dropout) @ v_BHNK
         with backend_of(self.kernel):
             return F.scaled_dot_product_attention(q_BHQK, k_BHNK, v_BHNK, attn_mask=bias, dropout_p=dropout)
 
@@ -104,7 +108,7 @@ class Attention(nn.Module):
         """Return the attention weights [B, H, N, N], computed explicitly; each row sums to one."""
         q_BND, k_BND, _ = self.split(self.qkv(x_BND))
         q_BHNK, k_BHNK = self._normalized_heads(q_BND, k_BND, None)
-        return _softmax_weights(q_BHNK, k_BHNK, self._bias(q_BHNK, None))
+        return softmax_weights(q_BHNK, k_BHNK, self._bias(q_BHNK, None))
 
     def _heads(self, x_BND: Tensor) -> Tensor:
         return x_BND.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
@@ -128,7 +132,8 @@ def backend_of(kernel: Kernel) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if kernel in ("auto", "flex") else sdpa_kernel(_BACKENDS[kernel])
 
 
-def _softmax_weights(q_BHQK: Tensor, k_BHNK: Tensor, bias: Tensor | None) -> Tensor:
+def softmax_weights(q_BHQK: Tensor, k_BHNK: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the softmax of scaled scores plus `bias`, [B, H, Q, N]."""
     scores_BHQN = (q_BHQK * q_BHQK.shape[-1] ** -0.5) @ k_BHNK.transpose(-2, -1)
     return (scores_BHQN if bias is None else scores_BHQN + bias).softmax(dim=-1)
 
@@ -146,6 +151,9 @@ def check_attention_kernel(
     if kernel in ("auto", "explicit"):
         return
     device = torch.device(device)
+    if kernel == "flex":
+        _check_flex(device, dropout=dropout, bias=bias)
+        return
     try:
         q, k, v = (torch.zeros(1, 1, 8, head_dim, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
         mask = torch.zeros(1, 1, 8, 8, device=device, dtype=dtype, requires_grad=True) if bias else None
@@ -161,3 +169,14 @@ def check_attention_kernel(
             f"model.kernel = {kernel}: this kernel does not run {' '.join(needs)}. "
             "Use auto (the fastest available), math or explicit."
         ) from error
+
+
+def _check_flex(device: torch.device, *, dropout: float, bias: bool) -> None:
+    if device.type != "cuda":
+        raise UserError(
+            f"model.kernel = flex: FlexAttention has no backward pass on {device.type}, only on GPUs; use auto."
+        )
+    if dropout:
+        raise UserError("model.kernel = flex and model.attn_dropout: FlexAttention has no dropout; use kernel=auto.")
+    if bias:
+        raise UserError("model.kernel = flex and model.pos_embed = relative exclude each other; use kernel=auto.")

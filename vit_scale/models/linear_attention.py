@@ -15,6 +15,9 @@ from torch import Tensor
 from vit_scale.models.attention import Attention
 from vit_scale.models.layers.token_groups import Grid
 
+EPS = 1e-6
+"""Added to features that are at most 1, so that no query has a sum of weights of zero."""
+
 
 class LinearAttention(Attention):
     """Self-attention with positive orthogonal random features.
@@ -22,6 +25,7 @@ class LinearAttention(Attention):
     The features are drawn once per block when the weights are initialized, and saved with the weights.
     """
 
+    is_softmax = False
     random_features: Tensor
     """Directions, [M, K]."""
 
@@ -29,10 +33,6 @@ class LinearAttention(Attention):
         super().__init__(dim, num_heads, **options)
         # In the state dict, so that every copy of the model, such as a resumed or exported one, has the same.
         self.register_buffer("random_features", torch.zeros(random_features, self.head_dim))
-
-    def is_full(self, grid: Grid | None = None) -> bool:
-        """Return False: this approximates softmax attention."""
-        return False
 
     @torch.no_grad()
     def draw_features(self) -> None:
@@ -43,11 +43,28 @@ class LinearAttention(Attention):
         self, q_BQD: Tensor, k_BND: Tensor, v_BND: Tensor, keep_BN: Tensor | None = None, grid: Grid | None = None
     ) -> Tensor:
         """Return the weighted mean of values per query, [B, Q, D], before the output projection."""
-        raise NotImplementedError
+        q_BHQK, k_BHNK, v_BHNK = self._heads_of(q_BQD, k_BND, v_BND, keep_BN)
+        dtype = v_BHNK.dtype
+        # Sums of exponentials over thousands of keys need fp32.
+        with torch.autocast(q_BQD.device.type, enabled=False):
+            q_BHQM, k_BHNM = self._features(q_BHQK, of_keys=False), self._features(k_BHNK, of_keys=True)
+            y_BHQK = q_BHQM @ (k_BHNM.transpose(-2, -1) @ v_BHNK.to(q_BHQM.dtype))
+            y_BHQK = y_BHQK / (q_BHQM @ k_BHNM.sum(dim=-2).unsqueeze(-1))
+        return y_BHQK.to(dtype).transpose(1, 2).flatten(2)
 
     def weights(self, x_BND: Tensor, grid: Grid | None = None) -> Tensor:
         """Return the attention weights [B, H, N, N] that the features imply; each row sums to one."""
-        raise NotImplementedError
+        q_BHNK, k_BHNK, _ = self._heads_of(*self.split(self.qkv(x_BND)), None)
+        weights_BHNN = self._features(q_BHNK, of_keys=False) @ self._features(k_BHNK, of_keys=True).transpose(-2, -1)
+        return weights_BHNN / weights_BHNN.sum(dim=-1, keepdim=True)
+
+    def _features(self, x_BHNK: Tensor, *, of_keys: bool) -> Tensor:
+        """Return positive features whose products are, in expectation, proportional to exp(q k / sqrt(K))."""
+        x_BHNK = x_BHNK.to(self.random_features.dtype) * self.head_dim**-0.25
+        exponent_BHNM = x_BHNK @ self.random_features.T - x_BHNK.square().sum(-1, keepdim=True) / 2
+        # Any factor that is the same for all keys, or for all features of a query, cancels out.
+        largest = exponent_BHNM.detach().amax(dim=(-2, -1) if of_keys else -1, keepdim=True)
+        return (exponent_BHNM - largest).exp() + EPS
 
 
 def orthogonal_features(features: int, width: int) -> Tensor:

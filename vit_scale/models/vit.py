@@ -133,11 +133,11 @@ class VisionTransformer(nn.Module):
         shortcut = kernels.choose(self)
         x_BND, keep_BN = self._embed(x_BCHW)
         found = {}
+        prefix, grid = self.num_prefix_tokens, self._grid_of(x_BCHW)
         for index, block in enumerate(self.blocks[: max(wanted) + 1]):
-            x_BND = self._run(index, block, x_BND, keep_BN, shortcut, self._grid_of(x_BCHW))
+            x_BND = self._run(index, block, x_BND, keep_BN, shortcut, grid)
             if index in wanted:
                 found[index] = self.norm(x_BND) if norm else x_BND
-        prefix, grid = self.num_prefix_tokens, self._grid_of(x_BCHW)
         patches = [found[i][:, prefix:] for i in wanted]
         if as_maps:
             patches = [x_BGD.transpose(1, 2).unflatten(2, grid).contiguous() for x_BGD in patches]
@@ -220,10 +220,11 @@ class VisionTransformer(nn.Module):
         `found` receives the tokens after the blocks that are its keys.
         """
         x_BND, keep_BN = self._embed(x_BCHW, keep_BK)
+        grid = self._grid_of(x_BCHW)
         for index, block in enumerate(self.blocks):
             if shortcut is not None and index == self.depth - 1:
                 shortcut = shortcut._replace(tokens=head_tokens)
-            x_BND = self._run(index, block, x_BND, keep_BN, shortcut, self._grid_of(x_BCHW))
+            x_BND = self._run(index, block, x_BND, keep_BN, shortcut, grid)
             if found is not None and index in found:
                 found[index] = x_BND
         return self.norm(x_BND)

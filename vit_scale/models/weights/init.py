@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.init import kaiming_normal_, normal_, trunc_normal_, xavier_uniform_, zeros_
 
 from vit_scale.models.deformable_attention import DeformableAttention
+from vit_scale.models.linear_attention import LinearAttention
 from vit_scale.models.timm_models import TimmModel
 
 Init = Literal["trunc_normal", "timm", "jax", "kaiming_patch", "whitened"]
@@ -53,6 +54,10 @@ def init_weights(model: nn.Module, kind: Init, editing: Editing = nullcontext) -
                 normal_(tensor, std=1e-6)
             else:
                 trunc_normal_(tensor, std=STD)
+    # Last, so that the parameters are those of a model with another kind of attention.
+    for module in model.modules():
+        if isinstance(module, LinearAttention):
+            module.draw_features()
 
 
 def is_token_or_position(parameter_name: str) -> bool:
