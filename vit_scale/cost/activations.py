@@ -174,7 +174,7 @@ def _has_cpu_kernel(variant: Variant, device: str, kernel: str, precision: Preci
     """Return whether kernels/cpu_attention.py computes softmax attention, which reads groups where they are."""
     has_extras = variant.qk_norm or variant.pos_embed in ("rope", "relative") or variant.attn_dropout > 0
     fits = device == "cpu" and kernel == "auto" and precision == "fp32" and not has_extras
-    return fits and variant.head_dim % cpu_attention.WIDTHS == 0 and cpu_attention.is_built()
+    return fits and variant.head_dim % cpu_attention.WIDTHS == 0 and cpu_attention.runs_groups()
 
 
 def _ends(variant: Variant, tokens: int, precision: Precision, frozen_layers: int) -> dict[str, int]:
