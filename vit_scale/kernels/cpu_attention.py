@@ -107,6 +107,11 @@ def _call(name: str, shape: torch.Size, heads: int, groups: Groups | None, *tens
         raise MemoryError("no memory for the attention of a head")
 
 
+def load_library() -> Any:
+    """Return the library with all attention kernels; None if it was not built."""
+    return _library()
+
+
 @functools.cache
 def _library() -> Any:
     """Load the kernel that setup.py built for this CPU; None if there was no compiler or no such CPU."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vit_scale.kernels import Shortcut, cpu_attention, onednn
+from vit_scale.kernels import Shortcut, cpu_attention, cpu_linear_attention, onednn
 from vit_scale.kernels.residual import add_branch_
 from vit_scale.kernels.watch import call
 
@@ -54,7 +54,11 @@ def attention_forward(
 ) -> Tensor:
     """Compute the module `attn` for all tokens, or for the leading `shortcut.tokens`."""
     hooked = shortcut.hooked
-    if shortcut.tokens is None and _is_softmax_attention(attn) and _kernel_runs(attn, x_BND, grid):
+    if _is_plain(attn) and attn.is_linear and _linear_kernel_runs(attn, x_BND):
+        qkv_BNC = _linear(attn.qkv, x_BND, hooked=hooked)
+        directions_MK, epsilon = attn.random_features, attn.epsilon
+        y_BQD = cpu_linear_attention.attend(qkv_BNC, attn.num_heads, directions_MK, epsilon, shortcut.tokens)
+    elif shortcut.tokens is None and _is_plain(attn) and not attn.is_linear and _kernel_runs(attn, x_BND, grid):
         y_BQD = cpu_attention.attend(_linear(attn.qkv, x_BND, hooked=hooked), attn.num_heads, attn.groups(grid))
     else:
         y_BQD = attn.attend(*_queries_keys_values(attn, x_BND, shortcut), keep_BN, grid)
@@ -65,10 +69,12 @@ def _kernel_runs(attn: Any, x_BND: Tensor, grid: tuple[int, int] | None) -> bool
     return cpu_attention.runs(x_BND, attn.num_heads, attn.groups(grid))
 
 
-def _is_softmax_attention(attn: Any) -> bool:
-    """Return whether attention is softmax attention with nothing added, by the fastest kernel."""
-    if not attn.is_softmax:
-        return False
+def _linear_kernel_runs(attn: Any, x_BND: Tensor) -> bool:
+    return cpu_linear_attention.runs(x_BND, attn.num_heads, attn.random_features.shape[0])
+
+
+def _is_plain(attn: Any) -> bool:
+    """Return whether nothing is added to attention, and the fastest kernel computes it."""
     has_no_extras = attn.rope is None and attn.rel_pos is None and type(attn.q_norm) is nn.Identity
     return has_no_extras and attn.kernel == "auto" and not (attn.training and attn.attn_dropout)
 

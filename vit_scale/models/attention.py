@@ -33,8 +33,8 @@ _BACKENDS = {
 class Attention(nn.Module):
     """Self-attention with one packed projection for queries, keys and values."""
 
-    is_softmax = True
-    """Whether the weights are a softmax of scores, not an approximation."""
+    is_linear = False
+    """Whether random features approximate the softmax."""
 
     def __init__(
         self,

@@ -15,9 +15,6 @@ from torch import Tensor
 from vit_scale.models.attention import Attention
 from vit_scale.models.layers.token_groups import Grid
 
-EPS = 1e-6
-"""Added to features that are at most 1, so that no query has a sum of weights of zero."""
-
 
 class LinearAttention(Attention):
     """Self-attention with positive orthogonal random features.
@@ -25,7 +22,9 @@ class LinearAttention(Attention):
     The features are drawn once per block when the weights are initialized, and saved with the weights.
     """
 
-    is_softmax = False
+    is_linear = True
+    epsilon = 1e-6
+    """Added to features that are at most 1, so that no query has a sum of weights of zero."""
     random_features: Tensor
     """Directions, [M, K]."""
 
@@ -61,13 +60,18 @@ class LinearAttention(Attention):
     def _features(self, x_BHNK: Tensor, *, of_keys: bool) -> Tensor:
         """Return positive features whose products are, in expectation, proportional to exp(q k / sqrt(K))."""
         x_BHNK = x_BHNK.to(self.random_features.dtype) * self.head_dim**-0.25
-        exponent_BHNM = x_BHNK @ self.random_features.T - x_BHNK.square().sum(-1, keepdim=True) / 2
-        # Any factor that is the same for all keys, or for all features of a query, cancels out.
+        exponent_BHNM = x_BHNK @ self.random_features.T
+        # A factor that is the same for all features of a query, or for all keys, cancels out.
+        if of_keys:
+            exponent_BHNM = exponent_BHNM - x_BHNK.square().sum(-1, keepdim=True) / 2
         largest = exponent_BHNM.detach().amax(dim=(-2, -1) if of_keys else -1, keepdim=True)
-        return (exponent_BHNM - largest).exp() + EPS
+        return (exponent_BHNM - largest).exp() + self.epsilon
 
 
 def orthogonal_features(features: int, width: int) -> Tensor:
-    """Draw directions [M, K]: orthogonal in blocks of K, with the lengths of normal vectors."""
-    blocks = [torch.linalg.qr(torch.randn(width, width))[0].T for _ in range(-(-features // width))]
+    """Draw directions [M, K]: orthogonal in blocks of K, each uniformly distributed, as long as normal vectors."""
+    blocks = []
+    for _ in range(-(-features // width)):
+        directions_KK, triangle_KK = torch.linalg.qr(torch.randn(width, width))
+        blocks.append((directions_KK * triangle_KK.diagonal().sign()).T)  # The sign of each is arbitrary in QR.
     return torch.cat(blocks)[:features] * torch.randn(features, width).norm(dim=1, keepdim=True)

@@ -9,7 +9,6 @@ H heads, K head width.
 """
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from vit_scale.kernels import flex
 from vit_scale.kernels.cpu_attention import Groups, groups_of
 from vit_scale.models.attention import Attention, softmax_weights
 from vit_scale.models.layers.pos_embed import relative_index_between
-from vit_scale.models.layers.token_groups import Grid, Grouping
+from vit_scale.models.layers.token_groups import Grid, Grouping, Run
 
 
 class GroupedAttention(Attention):
@@ -31,11 +30,11 @@ class GroupedAttention(Attention):
     ) -> None:
         super().__init__(dim, num_heads, **options)
         self.grid, self.prefix, self.grouping = grid, prefix, grouping
-        indices, inverse = _layout(grouping, grid)
-        self.num_shapes = len(indices)
-        for number, index in enumerate(indices):
-            self.register_buffer(f"index_{number}", torch.tensor(index), persistent=False)
-        self.register_buffer("inverse", torch.tensor(inverse), persistent=False)
+        indices_GS, inverse = group_indices(grouping, grid)
+        self.num_shapes = len(indices_GS)
+        for number, index_GS in enumerate(indices_GS):
+            self.register_buffer(f"index_{number}", index_GS, persistent=False)
+        self.register_buffer("inverse", inverse, persistent=False)
 
     def groups(self, grid: Grid | None = None) -> Groups | None:
         """Return the groups of patches of this grid; None: there is only one."""
@@ -48,9 +47,10 @@ class GroupedAttention(Attention):
         """Return the weighted mean of values per query, [B, Q, D]; the queries are all, or leading prefix tokens."""
         grid = grid or self.grid
         self._check(grid, keep_BN)
+        if self.grouping.is_one_group(grid):
+            return super().attend(q_BQD, k_BND, v_BND, keep_BN)
         q_BHQK, k_BHNK, v_BHNK = self._heads_of(q_BQD, k_BND, v_BND, None)
-        queries = q_BHQK.shape[2]
-        if self.grouping.is_one_group(grid) or queries <= self.prefix:
+        if q_BHQK.shape[2] <= self.prefix:
             return self._attend_to_all(q_BHQK, k_BHNK, v_BHNK, grid)
         indices_GS, inverse = self._indices(grid, q_BQD.device)
         if self.kernel == "flex":
@@ -98,7 +98,7 @@ class GroupedAttention(Attention):
         # Groups of one shape are copies of each other, moved: they share the bias of the first.
         keys = torch.cat([torch.arange(self.prefix, device=tokens_GS.device), tokens_GS[0]])
         y = self._softmax_attention(q, k, v, self._bias_between(tokens_GS[0], keys, grid, q.dtype))
-        return y.transpose(1, 2).reshape(len(q_BHNK), index_GS.numel(), -1)
+        return y.transpose(1, 2).reshape(q_BHNK.shape[0], index_GS.numel(), -1)
 
     def _bias_between(self, queries_Q: Tensor, keys_N: Tensor, grid: Grid, dtype: torch.dtype) -> Tensor | None:
         if self.rel_pos is None:
@@ -109,14 +109,32 @@ class GroupedAttention(Attention):
     def _indices(self, grid: Grid, device: torch.device) -> tuple[list[Tensor], Tensor]:
         if grid == self.grid:
             return [getattr(self, f"index_{number}") for number in range(self.num_shapes)], self.inverse
-        indices, inverse = _layout(self.grouping, grid)
-        return [torch.tensor(index, device=device) for index in indices], torch.tensor(inverse, device=device)
+        return group_indices(self.grouping, grid, device)
+
+
+def group_indices(grouping: Grouping, grid: Grid, device: torch.device | None = None) -> tuple[list[Tensor], Tensor]:
+    """Return the patches of each group, [G, S] for each shape of groups, and where their sequence has each patch."""
+    # Computed on the device: a copy from the host would wait for it.
+    by_shape: dict[tuple[int, int], list[Tensor]] = {}
+    rows, columns = ([(run.size, _coordinates(run, device)) for run in runs] for runs in grouping.runs(grid))
+    for height, rows_GS in rows:
+        for width, columns_GS in columns:
+            index = rows_GS[:, None, :, None] * grid[1] + columns_GS[None, :, None, :]
+            by_shape.setdefault((height, width), []).append(index.flatten(2).flatten(0, 1))
+    indices_GS = [torch.cat(parts) for parts in by_shape.values()]
+    return indices_GS, torch.cat([index_GS.flatten() for index_GS in indices_GS]).argsort()
+
+
+def _coordinates(run: Run, device: torch.device | None) -> Tensor:
+    """Return the coordinates of each group, [G, S]."""
+    line = torch.arange(run.start, run.start + run.groups * run.size, device=device)
+    return line.view(-1, run.size, run.dilation).transpose(1, 2).flatten(0, 1)
 
 
 def may_attend(grouping: Grouping, grid: Grid, prefix: int, device: torch.device | str = "cpu") -> Tensor:
     """Return whether a token (row) attends to another (column), [N, N]; for looking at attention, not for training."""
     group_N = torch.full((prefix + grid[0] * grid[1],), -1, device=device)
-    for number, group in enumerate(group for groups in grouping.by_shape(grid) for group in groups):
+    for number, group in enumerate(grouping.groups(grid)):
         group_N[torch.tensor(group, device=device) + prefix] = number
     is_prefix_N = group_N < 0
     return (group_N[:, None] == group_N) | is_prefix_N[:, None] | is_prefix_N
@@ -134,16 +152,5 @@ def _grouped(x_BHNK: Tensor, tokens_GS: Tensor, prefix: int) -> Tensor:
 
 
 @functools.lru_cache(maxsize=64)
-def _layout(grouping: Grouping, grid: Grid) -> tuple[Sequence[Sequence[Sequence[int]]], Sequence[int]]:
-    """Return the patches per group, for each shape of groups, and where the sequence of all has each patch."""
-    indices = grouping.by_shape(grid)
-    order = [patch for groups in indices for group in groups for patch in group]
-    inverse = [0] * len(order)
-    for place, patch in enumerate(order):
-        inverse[patch] = place
-    return indices, inverse
-
-
-@functools.lru_cache(maxsize=64)
 def _kernel_groups(grouping: Grouping, grid: Grid, prefix: int) -> Groups:
-    return groups_of([group for groups in grouping.by_shape(grid) for group in groups], prefix)
+    return groups_of(grouping.groups(grid), prefix)

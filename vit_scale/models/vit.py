@@ -306,7 +306,8 @@ def _attention_position(variant: Variant, index: int) -> RotaryEmbedding | Relat
     if variant.pos_embed == "rope":
         return RotaryEmbedding(variant.grid, prefix, variant.embed_dim // variant.num_heads)
     if variant.pos_embed == "relative":
-        all_pairs = variant.grouping_of(index) is None
+        grouping = variant.grouping_of(index)
+        all_pairs = grouping is None or grouping.is_one_group(variant.grid)
         return RelativeBias(variant.grid, prefix, variant.num_heads, all_pairs=all_pairs)
     return None
 

@@ -6,11 +6,26 @@ to the patches of its group; each patch is in exactly one group.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import NamedTuple
 
 Grid = tuple[int, int]
 """Rows and columns of patches."""
+
+
+class Run(NamedTuple):
+    """Equal groups along one axis, side by side: `groups` of `size` coordinates each, from `start` on."""
+
+    start: int
+    groups: int
+    size: int
+    dilation: int = 1
+    """Distance between the coordinates of a group; as many groups are interleaved."""
+
+    def coordinates(self) -> list[list[int]]:
+        """Return the coordinates of each group."""
+        span = self.size * self.dilation
+        firsts = [self.start + i // self.dilation * span + i % self.dilation for i in range(self.groups)]
+        return [list(range(first, first + span, self.dilation)) for first in firsts]
 
 
 class Grouping(NamedTuple):
@@ -25,42 +40,40 @@ class Grouping(NamedTuple):
     bands: bool = False
     """Groups are bands of `window` complete rows."""
 
-    def axes(self, grid: Grid) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the groups of row indices and the groups of column indices."""
+    def runs(self, grid: Grid) -> tuple[list[Run], list[Run]]:
+        """Return the groups of rows and the groups of columns."""
         rows, columns = grid
-        return self._along(rows), [list(range(columns))] if self.bands else self._along(columns)
+        return self._along(rows), [Run(0, 1, columns)] if self.bands else self._along(columns)
 
     def sizes(self, grid: Grid) -> dict[int, int]:
         """Return the number of groups by number of patches per group."""
-        rows, columns = self.axes(grid)
-        return dict(Counter(len(r) * len(c) for r in rows for c in columns))
+        rows, columns = self.runs(grid)
+        found: dict[int, int] = {}
+        for r in rows:
+            for c in columns:
+                found[r.size * c.size] = found.get(r.size * c.size, 0) + r.groups * c.groups
+        return found
 
     def is_one_group(self, grid: Grid) -> bool:
         """Return whether all patches are in one group: attention is full."""
-        return [len(axis) for axis in self.axes(grid)] == [1, 1]
+        return self.sizes(grid) == {grid[0] * grid[1]: 1}
 
-    def by_shape(self, grid: Grid) -> list[list[list[int]]]:
-        """Return the groups, each a list of patch indices in raster order, those of equal shape together."""
-        rows, columns = self.axes(grid)
-        found: dict[tuple[int, int], list[list[int]]] = {}
-        for r in rows:
-            for c in columns:
-                found.setdefault((len(r), len(c)), []).append([i * grid[1] + j for i in r for j in c])
-        return list(found.values())
+    def groups(self, grid: Grid) -> list[list[int]]:
+        """Return the patches of each group, numbered in raster order."""
+        rows, columns = ([group for run in runs for group in run.coordinates()] for runs in self.runs(grid))
+        return [[i * grid[1] + j for i in r for j in c] for r in rows for c in columns]
 
     def fits(self, grid: Grid) -> bool:
         """Return whether groups of this size divide the grid."""
         step = (self.window or 1) * (self.dilation or 1)
         return not any(length % step for length in (grid[:1] if self.bands else grid))
 
-    def _along(self, length: int) -> list[list[int]]:
-        if self.dilation is not None:
-            window = self.window or length // self.dilation
-            span = window * self.dilation
-            starts = [start + offset for start in range(0, length, span) for offset in range(self.dilation)]
-            return [list(range(start, start + span, self.dilation)) for start in starts]
-        assert self.window is not None
-        shift = self.window // 2 if self.shifted and self.window < length else 0
-        cuts = [*range(shift, length, self.window), length]
-        cuts = cuts if cuts[0] == 0 else [0, *cuts]
-        return [list(range(start, end)) for start, end in zip(cuts[:-1], cuts[1:], strict=True)]
+    def _along(self, length: int) -> list[Run]:
+        dilation = self.dilation or 1
+        size = self.window or length // dilation
+        groups = length // size
+        if not self.shifted or groups == 1:
+            return [Run(0, groups, size, dilation)]
+        first = size // 2
+        runs = [Run(0, 1, first), Run(first, groups - 1, size), Run(length - size + first, 1, size - first)]
+        return [run for run in runs if run.size]
