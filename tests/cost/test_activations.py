@@ -9,6 +9,7 @@ import torch
 
 from vit_scale.cost.activations import measured_activations, saved_bytes, vit_activations
 from vit_scale.cost.meta import build_on_meta
+from vit_scale.kernels import cpu_linear_attention
 from vit_scale.models import create_model
 
 OPTIONS: list[dict] = [
@@ -82,11 +83,14 @@ def test_windows_save_small_attention_matrices(kernel: str) -> None:
     assert acts.total == pytest.approx(saved_per_image(model, "fp32"), rel=0.1)
 
 
-def test_cpu_kernel_saves_as_little_in_groups_as_in_full_attention() -> None:
+@pytest.mark.skipif(not cpu_linear_attention.is_built(), reason="the kernels are not built")
+@pytest.mark.parametrize("kind", [{"attention": "window", "window": 2}, {"attention": "linear"}], ids=str)
+def test_cpu_kernels_save_about_as_much_as_full_attention(kind: dict) -> None:
     full = create_model("vit_mu", **SHAPE).variant
-    window = dataclasses.replace(full, attention="window", window=2)
-    on_cpu = vit_activations(window, precision="fp32", device="cpu").total
-    assert on_cpu == vit_activations(full, precision="fp32").total < vit_activations(window, precision="fp32").total
+    variant = dataclasses.replace(full, **kind)
+    on_cpu = vit_activations(variant, precision="fp32", device="cpu").total
+    assert on_cpu == pytest.approx(vit_activations(full, precision="fp32").total, rel=0.03)
+    assert on_cpu < vit_activations(variant, precision="fp32").total
 
 
 def test_fake_tensors_give_the_same_count_as_real_ones() -> None:

@@ -10,7 +10,7 @@ stream in fp32 (under autocast too), a standard block saves
 
 Only the kernels `math` and `explicit` save the attention matrix itself (N x N, or n x n per group of n tokens). In
 groups (`window`, `dilated`, `block`), scaled_dot_product_attention reads copies of queries, keys and values, which are
-saved too; our CPU kernel needs none. Linear attention saves the random features of queries and keys in fp32.
+saved too. Linear attention saves the random features of queries and keys in fp32. Our CPU kernels save neither.
 
 Autocast also caches weights in half precision, which do not grow with the batch; `memory.py` counts them. Dropout masks
 take one byte per element. If the head reads only the class token, the last block saves its input, keys and values, and
@@ -35,7 +35,7 @@ from vit_scale.cost.closed_form import (
     training_tokens,
 )
 from vit_scale.cost.meta import twin
-from vit_scale.kernels import cpu_attention
+from vit_scale.kernels import cpu_attention, cpu_linear_attention
 from vit_scale.models.layers.drop_path import drop_path_rates
 from vit_scale.models.variants import Variant
 
@@ -87,10 +87,10 @@ def vit_activations(
     rates = drop_path_rates(drop_path, variant.depth, drop_path_schedule)
     recomputes = recomputed_blocks(variant.depth, activation_checkpointing)
     blocks = list(zip(rates, computed_tokens(variant), recomputes, strict=True))
-    copies = not _has_cpu_kernel(variant, device, kernel, precision)
+    has_cpu_kernel = device == "cpu" and _has_cpu_kernel(variant, kernel, precision)
     for index, (rate, first, recompute) in list(enumerate(blocks))[max(0, frozen_layers - 1) :]:
         computed = (first or tokens) if skips else tokens
-        attention = _attention(variant, index, tokens, computed, precision, kernel, copies=copies)
+        attention = _attention(variant, index, tokens, computed, precision, kernel, has_cpu_kernel=has_cpu_kernel)
         block = _block(variant, tokens, computed, precision, attention)
         block = {part: round(size * computed_fraction(rate, drop_path_mode)) for part, size in block.items()}
         if recompute:
@@ -121,9 +121,9 @@ def _block(variant: Variant, tokens: int, computed: int, precision: Precision, a
 
 
 def _attention(
-    variant: Variant, index: int, tokens: int, computed: int, precision: Precision, kernel: str, *, copies: bool
+    variant: Variant, index: int, tokens: int, computed: int, precision: Precision, kernel: str, *, has_cpu_kernel: bool
 ) -> int:
-    """Bytes per image that attention saves; `copies`: attention in groups copies them to be one batch of groups."""
+    """Bytes per image that attention saves."""
     number, dim = number_bytes(precision), variant.embed_dim
     # The input; queries, keys and values; the output.
     saved = number * dim * (3 * tokens + 2 * computed) + 4 * computed * variant.num_heads
@@ -131,9 +131,11 @@ def _attention(
     if is_changed:  # Queries and keys before and after.
         saved += number * dim * (tokens + computed)
     if variant.attention_of(index) == "linear":
+        if has_cpu_kernel:  # Queries of all tokens; no logsumexp.
+            return saved + number * dim * (tokens - computed) - 4 * computed * variant.num_heads
         return saved + _linear_attention(variant, tokens, computed, precision)
     groups = groups_of(variant, index) if computed == tokens else None
-    if groups is not None and copies:
+    if groups is not None and not has_cpu_kernel:
         saved += _group_copies(variant, groups, tokens, number, kernel)
     if kernel in ("math", "explicit"):
         pairs = computed * tokens if groups is None else attended_pairs(variant, index, tokens)
@@ -162,19 +164,20 @@ def _linear_attention(variant: Variant, tokens: int, computed: int, precision: P
     """Bytes that linear attention saves in addition to full attention, nearly all of them random features in fp32."""
     dim, number = variant.embed_dim, number_bytes(precision)
     features = variant.num_random_features * variant.num_heads
-    # Scaled queries and keys, values, outputs before division; exponentials and features of queries and keys.
-    saved = _STREAM_BYTES * (dim * (2 * tokens + 2 * computed) + 2 * features * (tokens + computed))
+    # Scaled keys, values, outputs before division; exponentials and features of queries and keys.
+    saved = _STREAM_BYTES * (dim * (2 * tokens + computed) + 2 * features * (tokens + computed))
     saved += _STREAM_BYTES * features * (variant.head_dim + 1)  # The product of keys and values.
     originals = 0 if variant.qk_norm else number * dim * (2 * tokens + computed)
     changed = number * dim * (tokens + computed) if variant.qk_norm or variant.pos_embed == "rope" else 0
     return saved - originals - changed
 
 
-def _has_cpu_kernel(variant: Variant, device: str, kernel: str, precision: Precision) -> bool:
-    """Return whether kernels/cpu_attention.py computes softmax attention, which reads groups where they are."""
+def _has_cpu_kernel(variant: Variant, kernel: str, precision: Precision) -> bool:
+    """Return whether our CPU kernel computes attention, which reads groups where they are and saves no features."""
     has_extras = variant.qk_norm or variant.pos_embed in ("rope", "relative") or variant.attn_dropout > 0
-    fits = device == "cpu" and kernel == "auto" and precision == "fp32" and not has_extras
-    return fits and variant.head_dim % cpu_attention.WIDTHS == 0 and cpu_attention.runs_groups()
+    if kernel != "auto" or precision != "fp32" or has_extras or variant.head_dim % cpu_attention.WIDTHS:
+        return False
+    return cpu_linear_attention.is_built() if variant.attention == "linear" else cpu_attention.runs_groups()
 
 
 def _ends(variant: Variant, tokens: int, precision: Precision, frozen_layers: int) -> dict[str, int]:
