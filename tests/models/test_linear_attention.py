@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
@@ -58,13 +55,14 @@ def test_values_and_gradients_equal_the_dense_formula(options: dict) -> None:
     torch.testing.assert_close(leading, dense.transpose(1, 2).flatten(2)[:, :2], atol=1e-6, rtol=0)
 
 
+@torch.no_grad()
 def test_error_against_softmax_falls_with_the_root_of_the_number_of_features() -> None:
     torch.manual_seed(0)
     full = Attention(64, 4)
     nn.init.normal_(full.qkv.weight, std=0.06)
-    x, errors = torch.randn(4, 50, 64), {}
+    x, errors = torch.randn(2, 50, 64), {}
     expected = full.weights(x)
-    for features in (64, 256, 1024, 4096):
+    for features in (64, 256, 1024):
         attention = LinearAttention(64, 4, random_features=features)
         found = []
         for _ in range(8):
@@ -72,9 +70,9 @@ def test_error_against_softmax_falls_with_the_root_of_the_number_of_features() -
             attention.load_state_dict(full.state_dict(), strict=False)
             found.append((attention.weights(x) - expected).square().mean())
         errors[features] = float(torch.stack(found).mean().sqrt())
-    for few, many in ((64, 256), (256, 1024), (1024, 4096)):
+    for few, many in ((64, 256), (256, 1024)):
         assert errors[few] / errors[many] == pytest.approx(2, rel=0.3)
-    assert errors[4096] < 0.1 * float(expected.mean())
+    assert errors[1024] < 0.1 * float(expected.mean())
 
 
 def test_features_are_orthogonal_and_as_long_as_normal_vectors() -> None:
@@ -220,14 +218,3 @@ def test_there_is_no_timm_counterpart() -> None:
 def test_invalid_options_are_reported(options: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         model_of(**options)
-
-
-def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:
-    model, x = model_of().eval(), torch.randn(2, 3, 32, 32)
-    batch = ({0: torch.export.Dim("batch")},)
-    program = torch.export.export(model, (x,), dynamic_shapes=batch)
-    torch.testing.assert_close(program.module()(x[:1]), model(x[:1]), atol=1e-5, rtol=1e-4)
-    path = tmp_path / "model.onnx"
-    torch.onnx.export(model, (x,), path, dynamo=True, input_names=["images"], dynamic_shapes=batch, verbose=False)
-    (logits,) = onnxruntime.InferenceSession(path).run(None, {"images": x[:1].numpy()})
-    torch.testing.assert_close(torch.from_numpy(logits), model(x[:1]).detach(), atol=1e-4, rtol=1e-3)

@@ -13,12 +13,15 @@ from vit_scale.cost.timm_check import check_against_timm
 from vit_scale.errors import UserError
 from vit_scale.kernels import Shortcut, cpu, cpu_attention, flex
 from vit_scale.kernels.fast_block import attention_forward
+from vit_scale.kernels.watch import remember_types
 from vit_scale.models import create_model
 from vit_scale.models.attention import Attention, check_attention_kernel
 from vit_scale.models.attention_weights import attention_weights
 from vit_scale.models.layers.pos_embed import RelativeBias, RotaryEmbedding
 from vit_scale.models.layers.token_groups import Grouping
+from vit_scale.models.linear_attention import LinearAttention
 from vit_scale.models.sparse_attention import GroupedAttention, group_indices, may_attend
+from vit_scale.models.weights.init import init_weights
 from vit_scale.models.weights.load import fit_weights
 from vit_scale.recipe import build_config
 
@@ -276,6 +279,7 @@ def test_flex_is_rejected_without_a_gpu_and_with_what_it_lacks() -> None:
 
 
 @pytest.mark.parametrize("kind", ["shifted", "dilated windows", "block"])
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_flex_attention_equals_the_plain_code(kind: str) -> None:
     """Its mask, on a CPU, where it has only a forward pass."""
     attention = GroupedAttention(32, 2, grid=GRID, prefix=1, grouping=GROUPINGS[kind]).eval()
@@ -287,13 +291,38 @@ def test_flex_attention_equals_the_plain_code(kind: str) -> None:
     flex._block_mask.cache_clear()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_exported_model_gives_the_same_logits(kind: str, tmp_path: Path) -> None:
-    model, x = model_of(**KINDS[kind], registers=1).eval(), torch.randn(2, 3, 32, 32)
+def model_of_all_kinds(**options: object) -> nn.Module:
+    """One model with a block of each kind: compilers and exporters take long per model."""
+    model = model_of(depth=5, registers=1, **options)
+    layers = [GroupedAttention(32, 2, grid=(4, 4), prefix=2, grouping=GROUPINGS[kind]) for kind in COMPILED]
+    for block, layer in zip(model.blocks, [*layers, LinearAttention(32, 2, random_features=20)], strict=False):
+        block.attn = layer
+    init_weights(model, "trunc_normal")
+    remember_types(model)
+    return model
+
+
+COMPILED = ("window", "shifted", "dilated", "block")
+
+
+def test_exported_model_gives_the_same_logits_for_each_kind(tmp_path: Path) -> None:
+    model, x = model_of_all_kinds().eval(), torch.randn(2, 3, 32, 32)
     batch = ({0: torch.export.Dim("batch")},)
     program = torch.export.export(model, (x,), dynamic_shapes=batch)
     torch.testing.assert_close(program.module()(x[:1]), model(x[:1]), atol=1e-5, rtol=1e-4)
-    path = tmp_path / "model.onnx"
-    torch.onnx.export(model, (x,), path, dynamo=True, input_names=["images"], dynamic_shapes=batch, verbose=False)
-    (logits,) = onnxruntime.InferenceSession(path).run(None, {"images": x[:1].numpy()})
+    torch.onnx.export(program, f=tmp_path / "model.onnx", input_names=["images"], verbose=False)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (logits,) = session.run(None, {"images": x[:1].numpy()})
     torch.testing.assert_close(torch.from_numpy(logits), model(x[:1]).detach(), atol=1e-4, rtol=1e-3)
+
+
+def test_compiled_blocks_give_the_same_gradients_for_each_kind() -> None:
+    results, x = [], torch.randn(2, 3, 32, 32)
+    for compiles in (False, True):
+        model = model_of_all_kinds(drop_path=0.2, drop_path_mode="mask")
+        if compiles:
+            model.compile_blocks(backend="aot_eager")
+        torch.manual_seed(1)
+        y = model(x)
+        results.append([y, *torch.autograd.grad(y.square().sum(), model.parameters())])
+    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-4)
