@@ -45,6 +45,8 @@ HOT_PATH = [
     "models/timm_models.py",
     "models/block.py",
     "models/attention.py",
+    "models/cross_attention.py",
+    "models/deformable_attention.py",
     "models/sparse_attention.py",
     "models/linear_attention.py",
     "models/layers/mlp.py",

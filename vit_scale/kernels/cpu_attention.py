@@ -54,7 +54,7 @@ def runs(x_BND: Tensor, heads: int, groups: Groups | None = None) -> bool:
     keys = tokens if groups is None else tokens // (len(groups.starts) - 1)
     if not cpu.use_custom_matmul(x_BND, 2 * keys) or dim % (heads * WIDTHS) != 0:
         return False
-    return is_built() and (groups is None or has_groups(_library()))
+    return is_built() if groups is None else runs_groups()
 
 
 def attend(qkv_BNC: Tensor, heads: int, groups: Groups | None = None) -> Tensor:
@@ -131,6 +131,11 @@ def _library() -> Any:
         library.grouped_attention_forward.argtypes = _FORWARD[:3] + _GROUPS + _FORWARD[3:]
         library.grouped_attention_backward.argtypes = _BACKWARD[:5] + _GROUPS + _BACKWARD[5:]
     return library
+
+
+def runs_groups() -> bool:
+    """Return whether this CPU has the kernel for attention within groups."""
+    return is_built() and has_groups(_library())
 
 
 def has_groups(library: Any) -> bool:

@@ -24,6 +24,11 @@ def runs(x_BND: Tensor, heads: int, features: int) -> bool:
     """Return whether `attend` can compute the attention of these tokens, and pays off."""
     if not cpu.use_custom_matmul(x_BND, 2 * features) or x_BND.shape[-1] % (heads * WIDTHS) != 0:
         return False
+    return is_built()
+
+
+def is_built() -> bool:
+    """Return whether this CPU has the kernel."""
     # A library that an earlier version built has no such function.
     return hasattr(load_library(), "linear_attention_backward")
 

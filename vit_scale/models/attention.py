@@ -101,7 +101,7 @@ class Attention(nn.Module):
         dropout = self.attn_dropout if self.training else 0.0
         if self.kernel == "explicit":
             return F.dropout(softmax_weights(q_BHQK, k_BHNK, bias), dropout) @ v_BHNK
-        with self._backend():
+        with backend_of(self.kernel):
             return F.scaled_dot_product_attention(q_BHQK, k_BHNK, v_BHNK, attn_mask=bias, dropout_p=dropout)
 
     def weights(self, x_BND: Tensor, grid: Grid | None = None) -> Tensor:
@@ -122,9 +122,14 @@ class Attention(nn.Module):
     def _bias(self, q_BHQK: Tensor, keep_BN: Tensor | None) -> Tensor | None:
         return None if self.rel_pos is None else self.rel_pos(keep_BN)[:, :, : q_BHQK.shape[2]].to(q_BHQK.dtype)
 
-    def _backend(self) -> contextlib.AbstractContextManager[None]:
-        # Here, not around the whole model: activation checkpointing reruns blocks outside the model's forward pass.
-        return contextlib.nullcontext() if self.kernel in ("auto", "flex") else sdpa_kernel(_BACKENDS[self.kernel])
+
+def backend_of(kernel: Kernel) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which scaled_dot_product_attention runs this kernel.
+
+    Enter it in the layer, not around the whole model: activation checkpointing reruns blocks outside the model's
+    forward pass.
+    """
+    return contextlib.nullcontext() if kernel in ("auto", "flex") else sdpa_kernel(_BACKENDS[kernel])
 
 
 def softmax_weights(q_BHQK: Tensor, k_BHNK: Tensor, bias: Tensor | None) -> Tensor:

@@ -7,6 +7,7 @@ sums over keys are then computed once for all queries: cost and memory are linea
 Shapes: B batch, N tokens, Q tokens with a query, D token width, H heads, K head width, M random features.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ class LinearAttention(Attention):
         q_BHQK, k_BHNK, v_BHNK = self._heads_of(q_BQD, k_BND, v_BND, keep_BN)
         dtype = v_BHNK.dtype
         # Sums of exponentials over thousands of keys need fp32.
-        with torch.autocast(q_BQD.device.type, enabled=False):
+        with _without_autocast(q_BQD.device.type):
             q_BHQM, k_BHNM = self._features(q_BHQK, of_keys=False), self._features(k_BHNK, of_keys=True)
             y_BHQK = q_BHQM @ (k_BHNM.transpose(-2, -1) @ v_BHNK.to(q_BHQM.dtype))
             y_BHQK = y_BHQK / (q_BHQM @ k_BHNM.sum(dim=-2).unsqueeze(-1))
@@ -66,6 +67,12 @@ class LinearAttention(Attention):
             exponent_BHNM = exponent_BHNM - x_BHNK.square().sum(-1, keepdim=True) / 2
         largest = exponent_BHNM.detach().amax(dim=(-2, -1) if of_keys else -1, keepdim=True)
         return (exponent_BHNM - largest).exp() + self.epsilon
+
+
+def _without_autocast(device_type: str) -> AbstractContextManager[object]:
+    # The meta device, on which models are counted, has no autocast.
+    has_autocast = torch.amp.is_autocast_available(device_type)
+    return torch.autocast(device_type, enabled=False) if has_autocast else nullcontext()
 
 
 def orthogonal_features(features: int, width: int) -> Tensor:
