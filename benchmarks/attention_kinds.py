@@ -4,7 +4,8 @@
 
 Forward, backward and AdamW step of two blocks of ViT-S (width 384, 6 heads, one class token), all kinds alternately in
 one process. From 1,024 tokens on, the target is the ratio of the training FLOPs of both models plus 0.1. Peak memory is
-what three steps add to a process that has imported the libraries, on a GPU what torch has allocated.
+what three steps add to a process that has imported the libraries, on a GPU what torch has allocated. No kernel keeps an
+N x N matrix for the backward pass, so memory is about the same for all kinds; `explicit` is full attention that does.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ KINDS: dict[int, dict[str, dict[str, Any]]] = {
 BATCH = {196: 16, 1024: 4, 4096: 1}
 MUST_PAY_FROM = 1024
 TOLERANCE = 0.1
+MEMORY_TOLERANCE = 0.05
 MEGABYTE = 1e6
 LIMIT = "the rest of a step, which is the same for all kinds: linear layers, norms and GELU"
 MEMORY_LIMIT = "activations that all kinds keep; the kernel for full attention keeps no N x N matrix either"
@@ -59,7 +61,8 @@ def main() -> None:
 def build(kind: str, tokens: int, blocks: int) -> nn.Module:
     """Return the model of a kind; its head reads all patches, so that the last block computes them."""
     torch.manual_seed(0)
-    chosen = {} if kind == "full" else {"attention": kind, **KINDS[tokens][kind]}
+    full: dict[str, dict[str, Any]] = {"full": {}, "explicit": {"kernel": "explicit"}}
+    chosen = full[kind] if kind in full else {"attention": kind, **KINDS[tokens][kind]}
     common: dict[str, Any] = {"img_size": 16 * isqrt(tokens), "depth": blocks, "num_classes": 10, "pool": "mean"}
     return create_model("vit_small_patch16_224", **common, **chosen).train()
 
@@ -82,7 +85,7 @@ def measure(tokens: int, args: argparse.Namespace) -> list[Row]:
 
     values = interleave({kind: milliseconds(step) for kind, step in steps.items()}, args.rounds, warmup=1)
     del models, steps
-    peaks = {kind: peak_of(kind, tokens, args) / MEGABYTE for kind in flops}
+    peaks = {kind: peak_of(kind, tokens, args) / MEGABYTE for kind in (*flops, "explicit")}
     rows = []
     for kind in KINDS[tokens]:
         name, predicted = f"{tokens:,} tokens, {kind}", flops[kind] / flops["full"]
@@ -98,9 +101,10 @@ def measure(tokens: int, args: argparse.Namespace) -> list[Row]:
                 peaks["full"],
                 "MB",
                 *(ratio, ratio, ratio),
-                target=1.0 if must_pay else None,
+                target=1 + MEMORY_TOLERANCE if must_pay else None,
                 better="lower",
                 limit=MEMORY_LIMIT,
+                more={"MB for full attention with model.kernel=explicit": peaks["explicit"]},
             )
         )
     return rows

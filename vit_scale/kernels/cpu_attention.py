@@ -51,8 +51,8 @@ def is_built() -> bool:
 def runs(x_BND: Tensor, heads: int, groups: Groups | None = None) -> bool:
     """Return whether `attend` can compute the attention of these tokens to each other, and pays off."""
     _, tokens, dim = x_BND.shape
-    keys = tokens if groups is None else tokens // (len(groups.starts) - 1)
-    if not cpu.use_custom_matmul(x_BND, 2 * keys) or dim % (heads * WIDTHS) != 0:
+    # Also for groups: it saves the copies that torch's kernels need for them.
+    if not cpu.use_custom_matmul(x_BND, 2 * tokens) or dim % (heads * WIDTHS) != 0:
         return False
     return is_built() if groups is None else runs_groups()
 
