@@ -176,11 +176,12 @@ def test_window_as_large_as_the_image_equals_full_bit_for_bit(
 @pytest.mark.parametrize("options", [{}, {"pool": "mean", "class_token": False}, {"distilled": True}, {"registers": 2}])
 @pytest.mark.parametrize("kind", KINDS)
 def test_shortcuts_change_nothing(kind: str, options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last block computes only the tokens of the head, which attend to all."""
+    """The last block computes only the tokens of the head, which attend to all; stochastic depth skips samples."""
     monkeypatch.setattr(cpu, "WORTHWHILE_MACS", 0)
-    model, x, found = model_of(**KINDS[kind], **options).eval(), torch.randn(2, 3, 32, 32), []
+    model, x, found = model_of(**KINDS[kind], **options, drop_path=0.4), torch.randn(4, 3, 32, 32), []
     for kernels in ("0", "1"):
         monkeypatch.setenv("VIT_SCALE_KERNELS", kernels)
+        torch.manual_seed(1)
         y = model(x)
         found.append([y, *torch.autograd.grad(y.square().sum(), model.parameters(), allow_unused=True)])
     torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)
@@ -321,7 +322,7 @@ def test_compiled_blocks_give_the_same_gradients_for_each_kind() -> None:
     for compiles in (False, True):
         model = model_of_all_kinds(drop_path=0.2, drop_path_mode="mask")
         if compiles:
-            model.compile_blocks(backend="aot_eager")
+            model.compile_blocks(backend="eager")
         torch.manual_seed(1)
         y = model(x)
         results.append([y, *torch.autograd.grad(y.square().sum(), model.parameters())])

@@ -43,8 +43,7 @@ def launch(processes: int, jobs: list[dict]) -> None:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     top = tmp_path_factory.mktemp("kinds")
     ones = [job(top / f"{kind}-one", kind) for kind in KINDS]
-    recomputed = ["parallel.activation_checkpointing=full", "model.drop_path=0.2", "model.drop_path_mode=mask"]
-    ones += [job(top / "window-recomputed", "window", *recomputed)]
+    ones += [job(top / "window-recomputed", "window", "parallel.activation_checkpointing=full")]
     ones += [job(top / "linear-resumed", "linear", signal_at=20), job(top / "linear-resumed", "linear")]
     launch(1, ones)
     launch(2, [job(top / f"{kind}-two", kind, f"parallel.strategy={STRATEGIES[kind]}") for kind in KINDS])
@@ -74,6 +73,5 @@ def test_linear_attention_keeps_its_features_when_resumed_and_loaded(runs: Path)
         assert block.attn.random_features.any()
 
 
-def test_windows_train_with_recomputed_activations_and_stochastic_depth(runs: Path) -> None:
-    found = losses(runs / "window-recomputed")
-    assert found[-1] < found[0]
+def test_recomputed_activations_change_no_bit(runs: Path) -> None:
+    assert losses(runs / "window-recomputed") == losses(runs / "window-one")

@@ -12,6 +12,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vit_scale.kernels import Shortcut, cpu_attention, cpu_linear_attention, onednn
@@ -66,7 +67,8 @@ def attention_forward(
 
 
 def _kernel_runs(attn: Any, x_BND: Tensor, grid: tuple[int, int] | None) -> bool:
-    return cpu_attention.runs(x_BND, attn.num_heads, attn.groups(grid))
+    # A compiler would trace how the groups are made.
+    return not torch.compiler.is_compiling() and cpu_attention.runs(x_BND, attn.num_heads, attn.groups(grid))
 
 
 def _linear_kernel_runs(attn: Any, x_BND: Tensor) -> bool:

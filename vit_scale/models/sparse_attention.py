@@ -25,6 +25,9 @@ from vit_scale.models.layers.token_groups import Grid, Grouping, Run
 class GroupedAttention(Attention):
     """Self-attention of patches within groups; with a single group it is full attention, bit for bit."""
 
+    inverse: Tensor
+    """Where the sequence of all groups has each patch."""
+
     def __init__(
         self, dim: int, num_heads: int, *, grid: Grid, prefix: int, grouping: Grouping, **options: Any
     ) -> None:
