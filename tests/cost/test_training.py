@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from torch import nn
 
@@ -70,8 +68,8 @@ def test_full_attention_is_not_compared_with_itself() -> None:
 def test_report_says_that_linear_attention_saves_nothing_at_197_tokens() -> None:
     found = saving(attention="linear")
     assert found.macs > found.macs_full == 17_563_828_224
-    assert "linear at 197 tokens: saves no MACs (" in found.describe()
-    assert "17.56 with full attention, fewer from 535 tokens)" in found.describe()
+    assert "linear at 197 tokens: 18.79 GMACs per image vs. 17.56 with full attention" in found.describe()
+    assert "(saves nothing below 535 tokens)" in found.describe()
 
 
 def test_linear_attention_saves_macs_from_the_reported_number_of_tokens() -> None:
@@ -88,9 +86,9 @@ def test_report_says_what_windows_save_at_high_resolution() -> None:
         build_config({"model": {"name": "vit_base_patch16_224", "img_size": 1024}, "schedule": {"steps": 1}})
     ).count
     assert found.macs_full == full.macs
-    assert re.search(
-        r"window at 4,097 tokens: \S+ GMACs .* instead of \S+ with full attention \(-\d\d%\)", found.describe()
-    )
+    assert "window at 4,097 tokens" in found.describe()
+    assert f"with full attention (-{round(100 * (1 - found.macs / full.macs))}%)" in found.describe()
+    assert found.macs < 0.6 * full.macs
 
 
 def test_flops_of_training_and_mfu_follow_the_kind_of_attention() -> None:

@@ -154,6 +154,8 @@ def _group_copies(variant: Variant, groups: dict[int, int], tokens: int, number:
         copied, originals_are_saved = 4 * tokens, False
     else:
         copied, originals_are_saved = 4 * patches + 2 * prefix * sum(groups.values()) + prefix, prefix > 0
+    if kernel in ("math", "explicit"):  # They save neither their outputs nor queries before scaling.
+        copied -= 2 * patches + prefix if prefix else patches
     if not originals_are_saved:
         copied -= 0 if is_normalized else 3 * tokens
         copied -= 2 * tokens if is_changed else 0

@@ -147,14 +147,14 @@ class AttentionSaving:
 
     def describe(self) -> str:
         """Describe it on one line."""
-        macs = f"{giga(self.macs)} GMACs per image instead of {giga(self.macs_full)} with full attention"
+        saving = f"-{percent(1 - self.macs / self.macs_full, 0)}"
         if self.macs >= self.macs_full:
-            hint = "" if self.min_tokens is None else f", fewer from {self.min_tokens:,} tokens"
-            macs = f"saves no MACs ({macs}{hint})"
-        else:
-            macs += f" (-{percent(1 - self.macs / self.macs_full, 0)})"
-        sizes = (memory_size(self.activation_bytes), memory_size(self.activation_bytes_full))
-        return f"{self.kind} at {self.tokens:,} tokens: {macs}; activations {sizes[0]} instead of {sizes[1]}"
+            saving = "saves nothing" + ("" if self.min_tokens is None else f" below {self.min_tokens:,} tokens")
+        return (
+            f"{self.kind} at {self.tokens:,} tokens: {giga(self.macs)} GMACs per image vs. {giga(self.macs_full)} with "
+            f"full attention ({saving}), activations {memory_size(self.activation_bytes)} vs. "
+            f"{memory_size(self.activation_bytes_full)}"
+        )
 
 
 def attention_saving(
