@@ -63,6 +63,7 @@ def _rows(run: RunPlan) -> dict[str, str]:
     auto = ", auto: largest that fits" if config.batch.micro == "auto" and run.machine.device == "cuda" else ""
     rows = {
         "model": format_model(config.model.name, run.report.count),
+        "attention": "" if run.report.attention is None else run.report.attention.describe(),
         "timm check": run.timm.summary(),
         "weights": f"{config.model.weights} (not read in a dry run)" if config.model.weights else "",
         "data": f"{config.data.source} ({_format_data(run.data)})",
