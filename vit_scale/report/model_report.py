@@ -26,6 +26,7 @@ from vit_scale.data.batch import DataInfo
 from vit_scale.models.interface import backbone_of
 from vit_scale.models.variants import TIMM_PREFIX, resolve_variant
 from vit_scale.tasks import task_class
+from vit_scale.tasks.distill.source import find_teacher
 from vit_scale.tasks.task import Task
 
 
@@ -178,12 +179,18 @@ def _assumed(config: Config, gpus: int, batch: int | None) -> Assumed:
 
 
 def _task_without_data(config: Config, task_type: type[Task]) -> Task:
-    """Return the task of a recipe whose data is not opened; missing numbers are those of the model's own table."""
+    """Return the task of a recipe whose data is not opened.
+
+    Missing numbers are those of the model's own table; a student has the classes and channels of its teacher.
+    """
     model = dataclasses.replace(config.model, weights=None, kernel="auto")
     classes, channels = 1000, 3
     if not model.name.startswith(TIMM_PREFIX):
         variant = resolve_variant(model)
         classes, channels = variant.num_classes, variant.in_chans
+    if config.distill.teacher is not None:
+        teacher = find_teacher(config, num_classes=model.num_classes or classes, in_chans=model.in_chans or channels)
+        classes, channels = teacher.num_classes, teacher.in_chans
     names = tuple(map(str, range(classes if model.num_classes is None else model.num_classes)))
     return task_type(dataclasses.replace(config, model=model), DataInfo(0, model.in_chans or channels, names))
 
