@@ -33,10 +33,8 @@ class TokenLayout(NamedTuple):
         return "class token" if self.head_reads_class_token else "mean of the patches"
 
     def maps(self, rows_BHN: Tensor) -> Tensor:
-        """Return attention to patches as maps [B, H, rows, columns] that sum to one, without prefix tokens."""
-        patches = rows_BHN[..., self.prefix :]
-        total = patches.sum(-1, keepdim=True).clamp(min=1e-30)
-        return (patches / total).unflatten(-1, self.grid)
+        """Return attention to patches as maps [B, H, rows, columns]; each sums to one without prefix tokens' share."""
+        return rows_BHN[..., self.prefix :].unflatten(-1, self.grid)
 
 
 def token_layout(model: Any, size: tuple[int, int], name: str = "") -> TokenLayout:

@@ -18,7 +18,7 @@ from vit_scale.models.attention_weights import attention_weights
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """How much of the attention each patch receives; each map sums to one. On the CPU."""
+    """How much of the attention each patch receives: a map sums to one, less what prefix tokens receive. On the CPU."""
 
     layout: TokenLayout
     class_token: list[Tensor] | None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vit_scale.attention_report.layout import TokenLayout, check_tokens, token_layout
+from vit_scale.attention_report.names import TABLE
 from vit_scale.attention_report.statistics import (
     attention_distance,
     effective_rank,
@@ -31,7 +32,6 @@ MAX_WEIGHTS = 4_000_000
 SPECTRUM_COST = 100_000_000_000
 """Matrices times tokens cubed, of the singular values of all images: about a minute on two cores."""
 MAX_SPECTRA = 16
-TABLE = "attention_statistics"
 
 
 def affordable_spectra(model: Any, layout: TokenLayout, cost: int = SPECTRUM_COST, *, at_least: int = 1) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vit_scale.attention_report.layout import token_layout
 from vit_scale.attention_report.maps import image_maps
 from vit_scale.attention_report.measure import AttentionMeter, AttentionStatistics, affordable_spectra
+from vit_scale.attention_report.names import DISTANCE, ENTROPY, PICTURE
 from vit_scale.attention_report.pictures import overview_picture, spread_blocks
 from vit_scale.config import Config
 from vit_scale.cost.activations import Precision
@@ -39,9 +40,6 @@ MAX_PIXELS = 8_000_000
 """Fewer images are measured if they have more pixels in total: each takes two forward passes."""
 SPECTRUM_COST = 1_500_000_000
 """As in measure.py: about a second on one core."""
-DISTANCE, ENTROPY = "attention_distance", "attention_entropy"
-"""Logged as `val/attention_distance_block3`: the mean over heads."""
-PICTURE = "attention_overview"
 
 
 def block_metrics(statistics: AttentionStatistics) -> dict[str, float]:

@@ -148,6 +148,7 @@ def _resized(image_CHW: torch.Tensor) -> Image.Image:
 def _heat(image: Image.Image, map_HW: torch.Tensor, prefix: str = "") -> Tile:
     """Return the image under its map, from no attention to the most attended patch."""
     strength = map_HW.float().clamp(min=0)
+    strength = strength / strength.sum().clamp(min=1e-30)
     top = float(strength.max())
     levels = Image.fromarray((strength / max(top, 1e-30) * 255).numpy().astype(np.float32))
     way = Image.Resampling.NEAREST if min(strength.shape) < 4 else Image.Resampling.BILINEAR
