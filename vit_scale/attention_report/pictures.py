@@ -16,7 +16,8 @@ TILE = 104
 """Longer side of a tile in pixels."""
 MAX_BLOCKS = 12
 """Blocks that are shown if none are chosen."""
-_GAP, _CAPTION, _FONT, _SMALL = 6, 15, 14, 11
+_GAP, _CAPTION, _FONT, _SMALL, _LINE = 6, 15, 14, 11, 15
+_GRAY = "#555555"
 _PIXEL_ART = 64
 """Images up to this size are enlarged pixel by pixel."""
 _SCALE = 128
@@ -50,7 +51,7 @@ def heads_picture(
         tiles = [_heat(image, found.mean(0)), *(_heat(image, found[head]) for head in heads)]
         rows.append((f"block {block}", tiles))
     columns = ["mean of heads", *(f"head {head}" for head in heads)]
-    return draw_tiles(rows, columns, [title, *legend(maps)], columns_from_row=1)
+    return draw_tiles(rows, columns, title, legend(maps), columns_from_row=1)
 
 
 def overview_picture(
@@ -63,7 +64,7 @@ def overview_picture(
         means = [_heat(image, maps.shown[block][index].mean(0)) for block in blocks]
         rows.append(("", [Tile(image, name), _heat(image, maps.rollout[index]), *means]))
     columns = ["input", "rollout", *(f"block {block}" for block in blocks)]
-    return draw_tiles(rows, columns, [*([title] if title else []), *legend(maps)])
+    return draw_tiles(rows, columns, title, legend(maps))
 
 
 def legend(maps: AttentionMaps) -> list[str]:
@@ -89,11 +90,12 @@ def side_by_side(pictures: Sequence[Image.Image]) -> Image.Image:
 def draw_tiles(
     rows: Sequence[tuple[str, Sequence[Tile]]],
     columns: Sequence[str],
+    title: str,
     lines: Sequence[str],
     *,
     columns_from_row: int = 0,
 ) -> Image.Image:
-    """Draw rows of tiles with labels on the left, captions below, column headings, and lines of text above.
+    """Draw rows of tiles with labels on the left, captions below, column headings, a title and lines of text above.
 
     The headings stand above row `columns_from_row`.
     """
@@ -104,20 +106,22 @@ def draw_tiles(
     # Headings do not overlap.
     step_x = max(tile[0], *(round(small.getlength(name)) for name in columns)) + _GAP
     step_y = tile[1] + _CAPTION + _GAP
-    top = _GAP + 20 * len(lines) + 22
-    heading = 16
+    title_height, heading = 20 if title else 0, 16
+    top = _GAP + title_height + _LINE * len(lines) + 22
     most = max(len(tiles) for _, tiles in rows)
-    width = max(left + most * step_x, *(round(font.getlength(line)) + 2 * _GAP for line in lines), _SCALE + 130)
+    texts = [round(font.getlength(title)), *(round(small.getlength(line)) for line in lines), _SCALE + 110]
+    width = max(left + most * step_x, max(texts) + 2 * _GAP)
     picture = Image.new("RGB", (width, top + heading + len(rows) * step_y), "white")
     draw = ImageDraw.Draw(picture)
+    draw.text((_GAP, _GAP), title, fill="black", font=font)
     for number, line in enumerate(lines):
-        draw.text((_GAP, _GAP + 20 * number), line, fill="black", font=font)
-    _draw_scale(picture, (_GAP, _GAP + 20 * len(lines)))
+        draw.text((_GAP, _GAP + title_height + _LINE * number), line, fill=_GRAY, font=small)
+    _draw_scale(picture, (_GAP, _GAP + title_height + _LINE * len(lines) + 2))
     y = top
     for number, (label, tiles) in enumerate(rows):
         if number == columns_from_row:
             for column, name in enumerate(columns):
-                draw.text((left + column * step_x, y), name, fill="#555555", font=small)
+                draw.text((left + column * step_x, y), name, fill=_GRAY, font=small)
             y += heading
         draw.text((_GAP, y + tile[1] // 2 - 8), label, fill="black", font=font)
         for column, each in enumerate(tiles):

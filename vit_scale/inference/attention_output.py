@@ -103,7 +103,7 @@ def write_statistics(
         if figure is not None:
             figure.savefig(folder / f"{name}.png", dpi=110, facecolor="white")
             names.append(f"{name}.png")
-    pictures = [_overview(each, viewer) for each, viewer in zip(looked, viewers, strict=True) if len(each.examples)]
+    pictures = [_overview(each, viewer) for each, viewer in zip(looked, viewers, strict=True) if each.maps is not None]
     if pictures:
         side_by_side(pictures).save(folder / "examples.png")
         names.append("examples.png")
@@ -111,6 +111,7 @@ def write_statistics(
 
 
 def _overview(each: Looked, viewer: Viewer) -> Any:
+    assert each.maps is not None
     blocks = viewer.blocks or spread_blocks(viewer.depth, OVERVIEW_BLOCKS)
     return overview_picture(each.examples, each.maps, blocks=blocks, names=[""] * len(each.examples), title=each.name)
 

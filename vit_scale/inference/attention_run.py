@@ -37,8 +37,8 @@ class Looked:
     statistics: AttentionStatistics
     examples: Tensor
     """uint8 [B, C, H, W], some images as the model receives them."""
-    maps: AttentionMaps = field(repr=False)
-    """Maps of the examples."""
+    maps: AttentionMaps | None = field(repr=False)
+    """Maps of the examples, on the main process, if one of them can be read."""
 
 
 class Viewer:
@@ -109,8 +109,8 @@ def measure_run(
     if not statistics.images:
         raise UserError(f"{data.description}: none of the images can be read")
     shown = torch.cat(examples)
-    # Only the main process draws; its share of the images may be padding if there are very few.
-    maps = image_maps(model, task.normalize(shown.to(device)), viewer.model_name)
+    is_drawn = processes.is_main and len(shown) > 0
+    maps = image_maps(model, task.normalize(shown.to(device)), viewer.model_name) if is_drawn else None
     return Looked(viewer.name, loaded, statistics, shown, maps)
 
 
