@@ -49,7 +49,8 @@ def image_maps(model: nn.Module, x_BCHW: Tensor, name: str = "") -> AttentionMap
             del weights  # Not kept while the next block's are computed.
             of_patches.append(layout.maps(rows[:, :, layout.prefix :].mean(2)).cpu())
             if layout.class_token:
-                of_class.append(layout.maps(rows[:, :, 0]).cpu())
+                # A copy: a view would keep the weights of the block.
+                of_class.append(layout.maps(rows[:, :, 0].clone()).cpu())
             yield rows
             del rows
 
