@@ -125,7 +125,7 @@ def test_numbers_of_the_run_are_those_of_its_weights(run: Path) -> None:
     loaded = vit_scale.load_run(run)
     options = config()
     seen, _ = watch(options, loaded.backbone)
-    found = seen.measure(loaded.backbone)
+    found = seen.measure(loaded.backbone, spectrum=True)
     assert found is not None
     key = "attention_entropy_block1"
     assert block_metrics(found)[key] == pytest.approx(lines(run, f"val_ema/{key}")[-1][1], rel=1e-5)

@@ -82,12 +82,17 @@ class AttentionWatch:
         shape = (0, self.channels, *self.size)
         return torch.from_numpy(np.stack(found)) if found else torch.empty(shape, dtype=torch.uint8)
 
-    def measure(self, model: nn.Module) -> AttentionStatistics | None:
-        """Measure the weights that `model` has now; every rank must call it. None without attention or images."""
+    def measure(self, model: nn.Module, *, spectrum: bool = False) -> AttentionStatistics | None:
+        """Measure the weights that `model` has now; every rank must call it. None without attention or images.
+
+        `spectrum`: also singular values, which take longest.
+        """
         backbone = backbone_of(model)
         if not self.is_possible or not len(self.images):
             return None
-        spectra = affordable_spectra(backbone, token_layout(backbone, self.size), SPECTRUM_COST, at_least=0)
+        spectra = 0
+        if spectrum:
+            spectra = affordable_spectra(backbone, token_layout(backbone, self.size), SPECTRUM_COST, at_least=0)
         meter = AttentionMeter(backbone, spectrum_images=spectra, name=self.name)
         with self._autocast():
             meter.add(self._inputs(self.images), torch.arange(len(self.images)))
@@ -111,7 +116,7 @@ class AttentionWatch:
     def try_show(self, out: Show) -> AttentionStatistics | None:
         """Measure and show. An unfamiliar model may fail here in any way, which must not stop a run."""
         try:
-            statistics = self.measure(out.model)
+            statistics = self.measure(out.model, spectrum=True)
             if statistics is not None:
                 self.show(statistics, out)
             return statistics
