@@ -65,7 +65,7 @@ def test_heat_is_where_the_attention_is() -> None:
     tile = pictures._heat(pictures._resized(pixels[0]), maps.rollout[0])
     array = np.asarray(tile.image).astype(int)
     assert array[2, 2].sum() > array[-2, -2].sum() + 100, "the upper left corner is bright"
-    assert tile.caption == "16.0x", "all attention on one of 16 patches"
+    assert tile.caption == "0.0 to 16.0", "all attention on one of 16 patches"
 
 
 def test_pictures_have_a_tile_per_block_and_head() -> None:

@@ -68,9 +68,18 @@ def _draw_references(axes: Any, runs: Named, with_prefix: bool) -> None:
     same = all(each.layout == stats.layout for _, each in runs)
     for panel, value in values.items() if same else ():
         axes[panel].axhline(value, color="#888888", linewidth=1, linestyle=(0, (4, 3)), zorder=0)
-    axes[1].set_ylim(0, 1.03)
-    for panel in (0, 2, 4 if with_prefix else 0):
+    # Nearly uniform attention must look like it, so small differences do not fill a plot.
+    _widen(axes[0], 0.15 * stats.uniform_distance)
+    _widen(axes[1], 0.1)
+    _widen(axes[3], 0.1)
+    for panel in (2, 4) if with_prefix else (2,):
         axes[panel].set_ylim(bottom=0)
+
+
+def _widen(place: Any, least: float) -> None:
+    """Extend the vertical axis downwards if it spans less than `least`."""
+    low, high = place.get_ylim()
+    place.set_ylim(min(low, max(0.0, high - least)), high)
 
 
 def _name_runs(figure: Any, axes: Any, runs: Named) -> None:

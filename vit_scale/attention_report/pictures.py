@@ -72,7 +72,7 @@ def legend(maps: AttentionMaps) -> list[str]:
     rows, columns = maps.layout.grid
     return [
         f"attention to {rows} x {columns} patches of the query: {maps.layout.query}",
-        "number: strongest patch, as a multiple of uniform attention; colors: from 0 to that patch",
+        "numbers and colors: least to most attended patch; 1 is uniform attention",
     ]
 
 
@@ -135,9 +135,9 @@ def draw_tiles(
 def _draw_scale(picture: Image.Image, place: tuple[int, int]) -> None:
     draw, small = ImageDraw.Draw(picture), ImageFont.load_default(_SMALL)
     levels = np.tile(np.linspace(0, 255, _SCALE, dtype=np.float32), (10, 1))
-    draw.text(place, "0", fill="black", font=small)
-    picture.paste(blend_heat(Image.new("L", (_SCALE, 10), 128), levels), (place[0] + 12, place[1] + 2))
-    draw.text((place[0] + _SCALE + 18, place[1]), "strongest patch", fill="black", font=small)
+    draw.text(place, "least", fill=_GRAY, font=small)
+    picture.paste(blend_heat(Image.new("L", (_SCALE, 10), 128), levels), (place[0] + 30, place[1] + 2))
+    draw.text((place[0] + _SCALE + 36, place[1]), "most", fill=_GRAY, font=small)
 
 
 def _resized(image_CHW: torch.Tensor) -> Image.Image:
@@ -150,14 +150,15 @@ def _resized(image_CHW: torch.Tensor) -> Image.Image:
 
 
 def _heat(image: Image.Image, map_HW: torch.Tensor, prefix: str = "") -> Tile:
-    """Return the image under its map, from no attention to the most attended patch."""
+    """Return the image under its map, from the least to the most attended patch."""
     strength = map_HW.float().clamp(min=0)
     strength = strength / strength.sum().clamp(min=1e-30)
-    top = float(strength.max())
-    levels = Image.fromarray((strength / max(top, 1e-30) * 255).numpy().astype(np.float32))
+    low, high = float(strength.min()), float(strength.max())
+    levels = Image.fromarray(((strength - low) / max(high - low, 1e-12) * 255).numpy().astype(np.float32))
     way = Image.Resampling.NEAREST if min(strength.shape) < 4 else Image.Resampling.BILINEAR
     smooth = np.asarray(levels.resize(image.size, way))
-    return Tile(blend_heat(image, smooth), f"{prefix}{top * strength.numel():.1f}x")
+    least, most = (f"{value * strength.numel():.1f}" for value in (low, high))
+    return Tile(blend_heat(image, smooth), f"{prefix}{least} to {most}")
 
 
 def _fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:

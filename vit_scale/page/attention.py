@@ -24,7 +24,7 @@ class BlockPlot:
     @property
     def id(self) -> str:
         """Name of the plot that no other plot of the page has."""
-        return f"attention by block: {self.column}"
+        return f"table {TABLE}: {self.column}"
 
 
 BLOCK_PLOTS = (
