@@ -148,7 +148,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _names(targets: Sequence[str], loaded: Sequence[LoadedRun]) -> list[str]:
     """Return short names of the models; what was typed if they are equal."""
-    short = [each.folder.resolve().name if each.folder else each.config.model.name for each in loaded]
+    paths = [Path(target) for target in targets]
+    short = [
+        path.resolve().name if path.exists() else each.config.model.name
+        for path, each in zip(paths, loaded, strict=True)
+    ]
     return short if len(set(short)) == len(short) else list(targets)
 
 

@@ -39,7 +39,7 @@ def print_statistics(looked: Sequence[Looked], about: dict[str, str]) -> None:
         table = make_table("block", "distance", "entropy", "effective rank", "prefix tokens", "similarity of heads")
         for index, block in enumerate(each.statistics.blocks):
             others = block.similarity_to_others()
-            cells = [_range(block.distance, 1), _range(block.entropy, 2)]
+            cells = [_range(block.distance, 1), _range(block.entropy, 3)]
             cells += ["" if block.rank is None else _range(block.rank, 1), percent(block.prefix.mean().item(), 1)]
             table.add_row(str(index), *cells, "" if others is None else f"{others.mean().item():.2f}")
         console.print(f"\n{each.name}: {_size(each.statistics)}", style="bold", soft_wrap=True)

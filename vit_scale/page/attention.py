@@ -20,6 +20,7 @@ class BlockPlot:
     column: str
     title: str
     unit: str
+    from_zero: bool = False
 
     @property
     def id(self) -> str:
@@ -30,9 +31,9 @@ class BlockPlot:
 BLOCK_PLOTS = (
     BlockPlot("distance", "Attention distance", "pixels; a point per head"),
     BlockPlot("entropy", "Entropy", "0: one token, 1: all equally"),
-    BlockPlot("effective_rank", "Effective rank", "of the attention matrix"),
+    BlockPlot("effective_rank", "Effective rank", "of the attention matrix", from_zero=True),
     BlockPlot("similarity", "Similarity to other heads", "cosine, 1: equal"),
-    BlockPlot("prefix_share", "Attention on prefix tokens", "fraction, of patches"),
+    BlockPlot("prefix_share", "Attention on prefix tokens", "fraction, of patches", from_zero=True),
 )
 
 
@@ -48,7 +49,7 @@ def block_figures(runs: Sequence[PageRun]) -> dict[BlockPlot, dict[str, Any]]:
     for plot in BLOCK_PLOTS:
         series = [each for number, run in enumerate(runs) for each in _series(plot, run, number, len(runs) > 1)]
         if any(value for each in series for value in each.y):
-            found[plot] = line_figure(series, {"block": "block"}, from_zero=True, by_point=True)
+            found[plot] = line_figure(series, {"block": "block"}, from_zero=plot.from_zero, by_point=True)
     return found
 
 

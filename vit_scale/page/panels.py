@@ -214,8 +214,8 @@ def _attention_panels(logged: Sequence[str]) -> tuple[Panel, ...]:
         )
 
     return (
-        Panel("Attention distance over training", curves(DISTANCE), unit="pixels", steady=None, from_zero=True),
-        Panel("Entropy over training", curves(ENTROPY), unit="0 to 1", steady=None, from_zero=True),
+        Panel("Attention distance over training", curves(DISTANCE), unit="pixels", steady=None),
+        Panel("Entropy over training", curves(ENTROPY), unit="0 to 1", steady=None),
     )
 
 
