@@ -33,9 +33,9 @@ from vit_scale.tasks.task import Show, Task
 
 IMAGES = 16
 """Validation images that are measured."""
-SHOWN_IMAGES = 4
+SHOWN_IMAGES = 6
 """Images whose maps are drawn."""
-SHOWN_BLOCKS = 6
+SHOWN_BLOCKS = 4
 MAX_PIXELS = 8_000_000
 """Fewer images are measured if they have more pixels in total: each takes two forward passes."""
 SPECTRUM_COST = 1_500_000_000
