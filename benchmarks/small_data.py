@@ -30,7 +30,8 @@ from vit_scale.recipe import load_recipe
 TRIAL_STEPS = (8, 40)
 """Lengths of the two runs whose difference is the CPU time of a step."""
 EVALUATIONS = 4
-"""Evaluations of a stage that reports accuracy."""
+"""Evaluations of a stage."""
+KNN = "val/knn_top1"
 ALWAYS = ["data.workers=0", "data.cache=none", "track.wandb=disabled", "track.images=never", "run.keep=1"]
 RESNET = ("recipes/cifar10/resnet.yaml", ("model.img_size=64", "augment.crop_padding=8"))
 Side = dict[str, Any]
@@ -45,7 +46,7 @@ class Stage:
     share: float = 1.0
     """Fraction of the side's CPU time; above 1 for the teacher."""
     is_pretraining: bool = False
-    """Whether it reports no accuracy, and the next stage starts from its weights."""
+    """Whether it only reports the accuracy of k-NN, and the next stage starts from its weights."""
 
 
 SIDES = {
@@ -94,6 +95,7 @@ def main() -> None:
 def train_side(args: argparse.Namespace, name: str, side: Side, seed: int) -> list[dict[str, float]]:
     """Train all stages of a side with one seed; return its evaluations."""
     points: list[dict[str, float]] = []
+    knn = side.setdefault("knn", {}).setdefault(str(seed), [])
     minutes = flops = 0.0
     previous: Path | None = None
     for number, stage in enumerate(SIDES[name]):
@@ -103,14 +105,15 @@ def train_side(args: argparse.Namespace, name: str, side: Side, seed: int) -> li
         side[f"stage {number}"] = cost
         steps = round(60 * args.minutes * stage.share / cost["cpu_seconds_per_step"])
         folder = args.runs / f"{name}-{number}-{seed}"
-        every = steps if stage.is_pretraining else -(-steps // EVALUATIONS)
-        train(stage, folder, [*given, f"run.seed={seed}", f"schedule.steps={steps}", f"run.eval_every={every}"])
+        every = -(-steps // EVALUATIONS)
+        evaluate = "probe_every" if stage.is_pretraining else "eval_every"
+        train(stage, folder, [*given, f"run.seed={seed}", f"schedule.steps={steps}", f"run.{evaluate}={every}"])
         for line in read_metrics(folder):
-            if "val/top1" in line:
-                used = line["step"] / steps
-                spent = minutes + used * args.minutes * stage.share
+            if KNN in line or "val/top1" in line:
+                spent = minutes + line["step"] / steps * args.minutes * stage.share
                 done = flops + line["step"] * cost["flops_per_step"]
-                points.append({"minutes": spent, "flops": done, "top1": best_of(line), "step": line["step"]})
+                point = {"minutes": spent, "flops": done, "top1": accuracy(line), "step": line["step"]}
+                (knn if KNN in line else points).append(point)
         minutes, flops, previous = (
             minutes + args.minutes * stage.share,
             flops + steps * cost["flops_per_step"],
@@ -119,9 +122,9 @@ def train_side(args: argparse.Namespace, name: str, side: Side, seed: int) -> li
     return points
 
 
-def best_of(line: dict[str, float]) -> float:
+def accuracy(line: dict[str, float]) -> float:
     """Return the accuracy of the EMA weights if there are any: which weights count is not chosen on test images."""
-    return line.get("val_ema/top1", line["val/top1"])
+    return line[KNN] if KNN in line else line.get("val_ema/top1", line["val/top1"])
 
 
 def measure_step(args: argparse.Namespace, stage: Stage, given: list[str], name: str) -> dict[str, float]:
@@ -184,12 +187,16 @@ def draw(sides: dict[str, Side], path: Path) -> None:
         panels, ("minutes", "flops"), (1, 1e-12), ("CPU minutes of training", "TFLOPs of training"), strict=True
     ):
         for name, side in sides.items():
-            runs = list(side["runs"].values())
-            columns = list(zip(*runs, strict=True))
-            x = [scale * mean(point[key] for point in column) for column in columns]
-            y = [[100 * point["top1"] for point in column] for column in columns]
-            (line,) = axes.plot(x, list(map(mean, y)), marker="o", label=LABELS[name])
-            axes.fill_between(x, list(map(min, y)), list(map(max, y)), color=line.get_color(), alpha=0.2)
+            color = None
+            for runs, style, kind in ((side["runs"], "-", ""), (side.get("knn", {}), ":", ", 20-NN before")):
+                columns = list(zip(*runs.values(), strict=True))
+                if not columns:
+                    continue
+                x = [scale * mean(point[key] for point in column) for column in columns]
+                y = [[100 * point["top1"] for point in column] for column in columns]
+                (line,) = axes.plot(x, list(map(mean, y)), style, marker="o", color=color, label=LABELS[name] + kind)
+                color = line.get_color()
+                axes.fill_between(x, list(map(min, y)), list(map(max, y)), color=color, alpha=0.2)
         axes.set(xlabel=label, xscale="log", ylim=(0, 100))
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("CIFAR-10 test top-1, %")

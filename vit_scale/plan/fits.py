@@ -4,7 +4,8 @@ States are counted in cost/memory.py, activations in cost/activations.py. In the
 as activations are freed. So on one device without gradient accumulation, the peak includes the larger of the two; with
 accumulation it includes both, and so it does under DDP and ZeRO-2 and -3, which allocate the memory for gradients once.
 Without accumulation, ZeRO-1 reduces gradients during the backward pass and keeps its shard, as ZeRO-2 does. DDP
-accumulates gradients outside its buckets. An optimizer without a fused kernel needs copies in its step
+accumulates gradients outside its buckets. DeepSpeed's optimizer copies its shard of the gradients in its step, when
+activations and buckets are freed. An optimizer without a fused kernel needs copies in its step
 (strategies/guarded_step.py).
 """
 
@@ -34,7 +35,7 @@ class Footprint:
 
     parts: dict[str, int]
     overlap: int
-    """Overlap of gradients and activations, which never exist simultaneously."""
+    """Bytes of parts that never exist simultaneously, such as gradients and activations."""
     host: int = 0
     """Bytes of host memory per process, for offloaded states."""
 
@@ -66,9 +67,13 @@ class MemoryModel:
         has_buckets = strategy == "ddp" and self.machine.devices > 1
         if has_buckets and accumulation > 1:
             states["buffers"] += states["gradients"]
-        overlaps = strategy == "ddp" and not has_buckets
-        overlap = min(saved, states["gradients"]) if overlaps and accumulation == 1 else 0
         parts = {**states, "activations": micro_batch * self.activations.total, "context": self._context()}
+        overlap = 0
+        if strategy == "ddp" and not has_buckets and accumulation == 1:
+            overlap = min(saved, states["gradients"])
+        elif strategy != "ddp" and states["optimizer"]:
+            gradient_copy = self.states["zero2"]["gradients"]
+            overlap = min(gradient_copy, parts["buffers"] + parts["activations"])
         if self.undoes_steps and strategy == "ddp":
             copies = states["gradients"] + states["optimizer"]  # Weights in fp32 are as large as gradients.
             parts["undo"] = max(0, copies - parts["activations"])  # Activations are freed by then.
