@@ -399,6 +399,9 @@ class TrackConfig:
     """Additional trackers for the same metrics, by their names in accelerate: `tensorboard`, `mlflow`, ..."""
     images: Literal["last", "every", "never"] = "last"
     """When to log misclassified images, confusion matrix and attention maps: last evaluation, every one, or never."""
+    attention_every: Count | None = None
+    """Steps between measurements of the attention distance and entropy of each block, of EMA weights if there are any,
+    on 16 validation images. The last step is always measured. null: off."""
 
 
 @dataclass(config=_TREE, frozen=True, kw_only=True)

@@ -62,6 +62,11 @@ def attention_maps(model: nn.Module, x_BCHW: Tensor) -> Tensor | None:
     return _as_maps(model, weights_BHNN.float().mean(1), (x_BCHW.shape[-2], x_BCHW.shape[-1]))
 
 
+def has_attention_weights(model: nn.Module) -> bool:
+    """Return whether `attention_weights` works with a model."""
+    return _attention_blocks(model) is not None
+
+
 def _attention_blocks(model: nn.Module) -> list[tuple[Any, Weights]] | None:
     """Return each block with the function that computes its weights; None if there is a block of another kind."""
     blocks = getattr(model, "blocks", None)
@@ -132,12 +137,12 @@ def _as_maps(model: nn.Module, weights_BNN: Tensor, size: tuple[int, int]) -> Te
     rows, columns = size[0] // patch[0], size[1] // patch[1]
     if weights_BNN.shape[-1] != prefix + rows * columns:
         return None
-    queries = weights_BNN[:, :1] if prefix and _has_class_token(model) else weights_BNN[:, prefix:]
+    queries = weights_BNN[:, :1] if prefix and reads_class_token(model) else weights_BNN[:, prefix:]
     patches = queries.mean(1)[:, prefix:]
     return (patches / patches.sum(1, keepdim=True)).view(-1, rows, columns)
 
 
-def _has_class_token(model: nn.Module) -> bool:
+def reads_class_token(model: nn.Module) -> bool:
     """Return whether the head reads the first token."""
     pool = getattr(getattr(model, "variant", None), "pool", None) or getattr(model, "global_pool", "")
     return pool in ("cls", "token") and getattr(model, "cls_token", None) is not None
