@@ -17,7 +17,7 @@ ORDER = [
     ["data"],
     ["cost"],
     ["tasks"],
-    ["strategies", "record", "probe"],
+    ["strategies", "record", "probe", "attention_report"],
     ["train"],
     ["report", "inference", "charts"],
     ["plan", "doctor", "export", "sweep", "page"],

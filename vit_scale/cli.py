@@ -57,6 +57,7 @@ COMMANDS = {
     "eval": Command("vit_scale.commands.eval", "evaluate a run or a model: metrics, tables and figures of its task"),
     "predict": Command("vit_scale.commands.predict", "classify images with a run"),
     "probe": Command("vit_scale.commands.probe", "judge frozen features: k-NN and a linear probe"),
+    "attention": Command("vit_scale.commands.attention", "look at what a model attends to: maps and statistics"),
     "export": Command("vit_scale.commands.export", "export a run's model to timm, ONNX, torch.export or the Hub"),
     "show": Command("vit_scale.commands.show_run", "write an HTML page with the curves and images of runs"),
     "batch": Command("vit_scale.commands.show_batch", "save a training batch as an image grid"),

@@ -37,6 +37,7 @@ class Plan:
     log_every: int = 1
     eval_every: int = 1
     probe_every: int | None = None
+    attention_every: int | None = None
     save_every: int = 1
     save_seconds: float = 0.0
     """Maximum time between checkpoints; 0: no limit."""
@@ -57,12 +58,16 @@ class Plan:
         """Return whether the features after `step` are classified by k-NN."""
         return self.probe_every is not None and (self.is_last(step) or step % self.probe_every == 0)
 
+    def is_looked_at(self, step: int) -> bool:
+        """Return whether the attention after `step` is measured."""
+        return self.attention_every is not None and (self.is_last(step) or step % self.attention_every == 0)
+
     def is_measured(self, step: int) -> bool:
-        """Return whether the weights after `step` are evaluated or their features classified."""
-        return self.is_evaluated(step) or self.is_probed(step)
+        """Return whether the weights after `step` are evaluated, their features classified or attention measured."""
+        return self.is_evaluated(step) or self.is_probed(step) or self.is_looked_at(step)
 
     def is_saved(self, step: int) -> bool:
-        """Return whether a checkpoint is written after `step`: always before an evaluation or k-NN."""
+        """Return whether a checkpoint is written after `step`: always before `is_measured`."""
         return step % self.save_every == 0 or self.is_measured(step)
 
     def is_out_of_patience(self, patience: int | None, step: int, best_step: int) -> bool:
@@ -109,6 +114,7 @@ def make_plan(config: Config, *, train_images: int, processes: int, device: str,
         log_every=auto_log_every(steps) if config.run.log_every == "auto" else config.run.log_every,
         eval_every=eval_every,
         probe_every=config.run.probe_every,
+        attention_every=config.track.attention_every,
         save_every=eval_every if config.run.save_every == "auto" else config.run.save_every,
         save_seconds=SAVE_SECONDS if config.run.save_every == "auto" else 0.0,
         global_batch=global_batch,

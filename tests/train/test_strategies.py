@@ -25,6 +25,7 @@ COMMON = [
     "run.log_every=1",
     "run.eval_every=10",
     "run.save_every=100",
+    "track.attention_every=10",
 ]
 HALF_STRATEGIES = ["zero2", "zero3"]  # ZeRO-1 holds its weights as ZeRO-2 does
 EXACT = [*COMMON, "model.drop_path=0"]  # its draws belong to a forward pass, so they differ with the processes
@@ -101,7 +102,7 @@ def metrics(folder: Path, key: str) -> list[float]:
 
 
 def assert_same_run(ours: Path, theirs: Path, tolerance: float) -> None:
-    for key in ("train/loss", "val/loss", "val_ema/loss", "val/top1"):
+    for key in ("train/loss", "val/loss", "val_ema/loss", "val/top1", "val_ema/attention_distance_block1"):
         assert metrics(ours, key) == pytest.approx(metrics(theirs, key), abs=max(tolerance, 1e-12)), key
     for name in ("model", "model_ema"):
         mine, other = (load_file(folder / f"{name}.safetensors") for folder in (ours, theirs))
@@ -122,7 +123,7 @@ def test_norms_tables_and_images_equal_one_process(runs: tuple, strategy: str) -
     mine, other = (json.loads((folder / "tables/confusion.json").read_text())["rows"] for folder in (ours, theirs))
     assert sum(map(sum, mine)) == sum(map(sum, other)), "each image is counted once"
     assert mine == other
-    for name in ("batch", "mistakes", "attention"):
+    for name in ("batch", "mistakes", "attention", "attention_overview"):
         assert (ours / "pictures" / f"{name}.png").exists()
 
 

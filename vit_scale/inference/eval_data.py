@@ -33,13 +33,13 @@ class EvalData:
     """Files that are not read, for the user."""
 
 
-def open_eval_data(loaded: LoadedRun, data: str | None, split: str | None) -> EvalData:
+def open_eval_data(loaded: LoadedRun, data: str | None, split: str | None, target: Target | None = None) -> EvalData:
     """Open `split` (default: the validation images of the run) of the run's data, or of other `data`.
 
-    The images come with the targets of the run's task.
+    The images come with `target`, by default that of the run's task.
     """
     config, options = loaded.config, loaded.config.data
-    target = loaded.task.make_target(config)
+    target = target or loaded.task.make_target(config)
     splits: tuple[str, ...] = ()
     if data is not None:
         options, splits = other_source(options, data, target)

@@ -13,10 +13,11 @@ from vit_scale.errors import UserError
 from vit_scale.files import write_text
 from vit_scale.format import date
 from vit_scale.page import headline, options
+from vit_scale.page.attention import block_figures, is_about_attention
 from vit_scale.page.curves import AXES, curve_figure, describe, first_smoothing
 from vit_scale.page.metrics import MAX_POINTS
 from vit_scale.page.next_commands import commands
-from vit_scale.page.panels import Group, groups_with_data, legend, missing
+from vit_scale.page.panels import LOOKS, Group, groups_with_data, legend, missing, plots_per_row
 from vit_scale.page.runs import PageRun
 from vit_scale.page.tables import MAX_ROWS, is_drawn, largest_errors, numeric_columns
 from vit_scale.tasks.results import Table
@@ -33,22 +34,27 @@ def write_page(runs: Sequence[PageRun], out: Path) -> None:
 
 def render_page(runs: Sequence[PageRun]) -> str:
     """Return the page as text."""
-    rows, groups = options.option_rows(runs), groups_with_data(runs)
+    rows, groups, blocks = options.option_rows(runs), groups_with_data(runs), block_figures(runs)
+    images = by_name(runs, lambda run: {image.name: image for image in run.images})
+    tables = by_name(runs, lambda run: {each.table.name: each for each in run.tables})
     return render(
         "vit_scale.page",
         "page.html",
-        _figures(runs, groups),
+        _figures(runs, groups) | {plot.id: figure for plot, figure in blocks.items()},
         runs=runs,
         headline=headline,
         commands=commands,
         groups=groups,
+        looks=LOOKS,
+        block_plots=list(zip(blocks, plots_per_row(len(blocks)), strict=True)),
         legend=legend,
         describe=describe,
         missing=missing,
         axes=AXES,
         smoothing=first_smoothing(runs),
-        images=by_name(runs, lambda run: {image.name: image for image in run.images}),
-        tables=by_name(runs, lambda run: {each.table.name: each for each in run.tables}),
+        attention_images=[each for each in images if is_about_attention(each[2].name)],
+        images=[each for each in images if not is_about_attention(each[2].name)],
+        tables=[each for each in tables if not is_about_attention(each[2].table.name)],
         largest_errors=largest_errors,
         is_drawn=is_drawn,
         numeric_columns=numeric_columns,

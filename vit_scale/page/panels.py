@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
+from vit_scale.attention_report.names import DISTANCE, ENTROPY
 from vit_scale.format import percent
 from vit_scale.page.runs import PageRun
 from vit_scale.tasks.results import Metric
@@ -14,6 +16,10 @@ from vit_scale.tasks.results import Metric
 COLUMNS = 12
 """Columns of the grid of plots; a row has up to three plots."""
 LOSS_PART = "train/loss_"
+LOOKS = "Where it looks"
+_ATTENTION_KEY = re.compile(rf"val(?:_ema)?/(?:{DISTANCE}|{ENTROPY})_block(\d+)")
+_BLOCK_DASHES = ("2 3", "7 3", "")
+"""Dash patterns of the first, the middle and the last block."""
 _EMA_DASH = "2 3"
 _PART_DASHES = ("6 3", "6 2 1 2", "11 3")
 """Dash patterns of the parts of a loss."""
@@ -84,11 +90,11 @@ class Group:
     def spans(self) -> list[int]:
         """Return the columns that each plot takes, so that all rows are full."""
         wide = sum(panel.wide for panel in self.panels)
-        narrow = _rows(len(self.panels) - wide)
+        narrow = plots_per_row(len(self.panels) - wide)
         return [COLUMNS // min(2, wide) if panel.wide else COLUMNS // next(narrow) for panel in self.panels]
 
 
-def _rows(count: int) -> Any:
+def plots_per_row(count: int) -> Any:
     """Yield for each of `count` plots how many share its row: rows of three, then of two."""
     pairs = {0: 0, 1: 2, 2: 1}[count % 3] if count > 1 else 0
     threes = (count - 2 * pairs) // 3
@@ -121,7 +127,9 @@ def groups_with_data(runs: Sequence[PageRun]) -> dict[str, Group]:
     """Return the groups that have data; keys that no group names come last, one plot per key."""
     logged = dict.fromkeys(key for run in runs for key in run.metrics.curves)
     panels = {"Learning": (*_task_panels(runs, list(logged)), *OPTIMIZATION), "Performance": PERFORMANCE}
+    panels[LOOKS] = _attention_panels(list(logged))
     named = {curve.key for group in panels.values() for panel in group for curve in panel.curves} | _hidden_keys(runs)
+    named |= {key for key in logged if _ATTENTION_KEY.fullmatch(key)}
     panels["More"] = tuple(_single(key, key) for key in logged if key not in named)
     groups = {title: _group(found, runs) for title, found in panels.items()}
     return {title: group for title, group in groups.items() if group.panels or group.constants}
@@ -188,6 +196,27 @@ def _task_panels(runs: Sequence[PageRun], logged: list[str]) -> list[Panel]:
             for index, (name, metric) in enumerate(metrics.items())
         ),
     ]
+
+
+def _attention_panels(logged: Sequence[str]) -> tuple[Panel, ...]:
+    """Return distance and entropy over training, of the first, the middle and the last block that were logged."""
+    blocks = sorted({int(found[1]) for key in logged if (found := _ATTENTION_KEY.fullmatch(key))})
+    if not blocks:
+        return ()
+    chosen = list(dict.fromkeys((blocks[0], blocks[len(blocks) // 2], blocks[-1])))
+    dashes = _BLOCK_DASHES[-len(chosen) :]
+
+    def curves(name: str) -> tuple[Curve, ...]:
+        return tuple(
+            Curve(f"{section}/{name}_block{block}", f"block {block}", style, dash)
+            for section, style in (("val", "points"), ("val_ema", "ema"))
+            for block, dash in zip(chosen, dashes, strict=True)
+        )
+
+    return (
+        Panel("Attention distance over training", curves(DISTANCE), unit="pixels", steady=None),
+        Panel("Entropy over training", curves(ENTROPY), unit="0 to 1", steady=None),
+    )
 
 
 def _evaluated(metric: str) -> tuple[Curve, Curve]:

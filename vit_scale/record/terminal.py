@@ -122,7 +122,8 @@ class Terminal:
             for metric in self._metrics
             if metric.brief and (key := f"{section}/{metric.name}") in metrics
         ]
-        self.info(f"eval {self._position(step)}  {'  '.join(parts)}")
+        if parts:  # The attention is logged only.
+            self.info(f"eval {self._position(step)}  {'  '.join(parts)}")
 
     def stop(self) -> None:
         """End the progress; the lines above it stay."""

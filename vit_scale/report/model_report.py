@@ -14,7 +14,14 @@ from vit_scale.cost.count import ModelCount, count_trained
 from vit_scale.cost.memory import States, Strategy, optimizer_moments, states_by_strategy
 from vit_scale.cost.meta import build_on_meta
 from vit_scale.cost.trace import stage_names
-from vit_scale.cost.training import CostPart, frozen_bytes, training_activations, training_cost
+from vit_scale.cost.training import (
+    AttentionSaving,
+    CostPart,
+    attention_saving,
+    frozen_bytes,
+    training_activations,
+    training_cost,
+)
 from vit_scale.data.batch import DataInfo
 from vit_scale.models.interface import backbone_of
 from vit_scale.models.variants import TIMM_PREFIX, resolve_variant
@@ -70,6 +77,8 @@ class ModelReport:
     train_flops_by_part: dict[str, float]
     """FLOPs executed per training image, by part of the task."""
     activations: Activations
+    attention: AttentionSaving | None
+    """What the kind of attention saves; None with full attention."""
     memory: dict[Strategy, dict[str, int]]
     """Bytes per GPU: strategy -> part -> bytes; includes activations if the batch size is known."""
     assumed: Assumed
@@ -105,6 +114,7 @@ class ModelReport:
             "macs_by_part": count.macs_by_part,
             "attention_fraction": count.attention_fraction,
             "quadratic_fraction": count.quadratic_fraction,
+            "attention": None if self.attention is None else dataclasses.asdict(self.attention),
             "train_flops_per_image_nominal": count.nominal_train_flops_per_image,
             "train_flops_per_image_actual": self.train_flops,
             "train_flops_per_image_by_part": self.train_flops_by_part,
@@ -123,17 +133,18 @@ def report_on(
     batch: int | None = None,
     recipe: str | None = None,
     task_type: type[Task] | None = None,
+    device: str = "cuda",
 ) -> ModelReport:
     """Count the model of `config` on the meta device, and what training it on its task takes.
 
-    `task_type`: another task than `task.name`.
+    `task_type`: another task than `task.name`. `device`: the type of device that trains.
     """
     task = _task_without_data(config, task_type or task_class(config))
     trained = build_on_meta(task.build)
     parts = task.cost_parts(trained)
     model = backbone_of(trained)
     assumed = _assumed(config, gpus, batch)
-    activations = training_activations(parts, config, assumed.precision)
+    activations = training_activations(parts, config, assumed.precision, device=device)
     return ModelReport(
         model=config.model.name,
         recipe=recipe,
@@ -144,6 +155,7 @@ def report_on(
         cost_parts=tuple(parts),
         train_flops_by_part=training_cost(parts, config, batch=assumed.batch).flops,
         activations=activations,
+        attention=attention_saving(parts, config, assumed.precision, device=device),
         memory=_memory(config, trained, parts, assumed, activations),
         assumed=assumed,
         multiple=task.multiple,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vit_scale.attention_report.periodic import AttentionWatch
 from vit_scale.config import Config
 from vit_scale.cost.activations import Precision
 from vit_scale.data.augment.transforms import EvalTransform, TrainTransform
@@ -29,6 +30,8 @@ class Loaders:
     val: EvalLoader
     probe: KnnProbe | None = None
     """The labeled images of `run.probe_every`."""
+    attention: AttentionWatch | None = None
+    """A few validation images, whose attention is measured."""
 
     def problems(self) -> list[str]:
         """Return what could not be read, for the user."""
@@ -74,7 +77,7 @@ def make_loaders(
     )
     labeled = knn_images(config, data)
     probe = None if labeled is None else KnnProbe(config, plan, task, labeled, backbone, rank, cores, precision)
-    return Loaders(train, val, probe)
+    return Loaders(train, val, probe, AttentionWatch(config, task, data.val, backbone, precision))
 
 
 def train_indices(config: Config, plan: Plan, data: Data, *, rank: int, start_step: int, end_step: int) -> TrainIndices:

@@ -12,6 +12,7 @@ from signal import Signals
 
 from torch import Tensor
 
+from vit_scale.attention_report.periodic import block_metrics
 from vit_scale.data.batch import Batch
 from vit_scale.errors import UserError
 from vit_scale.models.interface import backbone_of
@@ -123,7 +124,7 @@ def divergence_error(run: Run, meter: Meter, metrics: dict[str, float]) -> UserE
 
 
 def evaluate_now(run: Run, meter: Meter, interrupt: Interrupt) -> Signals | None:
-    """Do what is due after this step for raw and EMA weights: an evaluation, k-NN, or both.
+    """Do what is due after this step: an evaluation and k-NN of raw and EMA weights, a look at the attention.
 
     Returns the signal that interrupted it, if any. A checkpoint was saved before: resuming from it repeats it.
     """
@@ -185,7 +186,7 @@ def _due(run: Run) -> tuple[bool, KnnProbe | None]:
     step = run.state.step
     probe = run.loaders.probe if run.plan.is_probed(step) else None
     # A resumed run may have other intervals than the one that left it to do: then it is an evaluation.
-    return run.plan.is_evaluated(step) or probe is None, probe
+    return run.plan.is_evaluated(step) or (probe is None and not run.plan.is_looked_at(step)), probe
 
 
 def _batches_to_measure(run: Run) -> int | None:
@@ -207,8 +208,20 @@ def _measure(run: Run, weights: str, advance: Callable[[], None], *, inspect: bo
     metrics = _evaluate(run, weights, advance, inspect=inspect) if evaluates else {}
     if probe is not None:
         metrics |= probe.measure(run.state.model, advance)
+    if weights == "ema" or run.state.ema is None:
+        metrics |= _look(run, weights, show=evaluates and inspect)
     section = "val" if weights == "raw" else "val_ema"
     return {f"{section}/{name}": value for name, value in metrics.items()}
+
+
+def _look(run: Run, weights: str, *, show: bool) -> dict[str, float]:
+    """Measure the attention if that is due, with `show` also show it; return the metrics that are due."""
+    watch, is_due = run.loaders.attention, run.plan.is_looked_at(run.state.step)
+    if watch is None or not (show or is_due):
+        return {}
+    model = run.state.model
+    found = watch.try_show(RecordShow(run.record, model, run.state.step, weights)) if show else watch.measure(model)
+    return block_metrics(found) if is_due and found is not None else {}
 
 
 def _evaluate(run: Run, weights: str, advance: Callable[[], None], *, inspect: bool) -> dict[str, float]:

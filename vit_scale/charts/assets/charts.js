@@ -7,7 +7,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const REACH = 14; // pixels between the cursor and a point that still counts as being there
-const INTEGER_AXES = new Set(["step", "images", "trial"]);
+const INTEGER_AXES = new Set(["step", "images", "trial", "block"]);
 
 /** Create an SVG element, append it to `parent` and return it. */
 function add(parent, name, attributes = {}, text = "") {

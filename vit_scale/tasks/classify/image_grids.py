@@ -56,7 +56,7 @@ def attention_grid(
 
 def _with_scale(grid: Image.Image, patches: int) -> Image.Image:
     """Add the scale of the colors below a grid."""
-    bar = _blended(Image.new("L", (_BAR, 14), 128), np.tile(np.linspace(0, 255, _BAR, dtype=np.float32), (14, 1)))
+    bar = blend_heat(Image.new("L", (_BAR, 14), 128), np.tile(np.linspace(0, 255, _BAR, dtype=np.float32), (14, 1)))
     scaled = Image.new("RGB", (grid.width, grid.height + 48), "white")
     scaled.paste(grid)
     draw, font = ImageDraw.Draw(scaled), ImageFont.load_default(14)
@@ -74,10 +74,10 @@ def _overlay(image: Image.Image, strength: torch.Tensor) -> Image.Image:
     low, high = strength.min(), strength.max()
     levels = ((strength - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8).numpy()
     smooth = np.asarray(Image.fromarray(levels).resize(image.size, Image.Resampling.BILINEAR), dtype=np.float32)
-    return _blended(image, smooth)
+    return blend_heat(image, smooth)
 
 
-def _blended(image: Image.Image, levels: np.ndarray) -> Image.Image:
+def blend_heat(image: Image.Image, levels: np.ndarray) -> Image.Image:
     """Blend a gray image with the colors of levels from 0 to 255."""
     heights = np.linspace(0, 255, len(_COLORS))
     heat = np.stack([np.interp(levels, heights, channel) for channel in _COLORS.T], axis=-1)

@@ -20,7 +20,7 @@ from vit_scale.models import construct_from_config
 from vit_scale.models.create import check_kernel
 from vit_scale.models.decoders.mae import MaeDecoder, MaskedAutoencoder, decoder_variant
 from vit_scale.models.interface import backbone_of
-from vit_scale.models.variants import TIMM_PREFIX, Variant, resolve_variant
+from vit_scale.models.variants import TIMM_PREFIX, Variant, is_grouped, resolve_variant
 from vit_scale.models.weights.init import Editing, init_weights
 from vit_scale.schedule import Plan
 from vit_scale.tasks.mae.patches import (
@@ -150,6 +150,11 @@ def _check_options(config: Config) -> None:
     if model.num_classes:
         raise UserError(
             f"model.num_classes = {model.num_classes}: task.name = mae trains no head; fine-tune with classes later"
+        )
+    if is_grouped(resolve_variant(model)):
+        raise UserError(
+            f"model.attention = {model.attention} and task.name = mae exclude each other: the encoder computes only "
+            "the patches that are not masked, and groups of patches need all. Use model.attention=full or linear."
         )
     if model.patch_dropout:
         raise UserError(
