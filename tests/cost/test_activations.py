@@ -89,7 +89,7 @@ def test_windows_save_small_attention_matrices(kernel: str, class_token: bool) -
 def test_cpu_kernels_save_about_as_much_as_full_attention(kind: dict) -> None:
     full = create_model("vit_mu", **SHAPE).variant
     variant = dataclasses.replace(full, **kind)
-    on_cpu = vit_activations(variant, precision="fp32", device="cpu").total
+    on_cpu = vit_activations(variant, precision="fp32", on_cpu=True).total
     assert on_cpu == pytest.approx(vit_activations(full, precision="fp32").total, rel=0.03)
     assert on_cpu < vit_activations(variant, precision="fp32").total
 

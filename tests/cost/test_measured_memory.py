@@ -55,7 +55,7 @@ def predicted(kind: str, accumulation: int, checkpointing: str, processes: int) 
     batch, options = MODELS[kind]
     parallel = {"precision": "fp32", "activation_checkpointing": checkpointing}
     config = build_config({"model": options, "schedule": {"steps": 1}, "parallel": parallel})
-    report = report_on(config, gpus=processes, device="cpu")
+    report = report_on(config, gpus=processes, on_cpu=True)
     machine = Machine("CPU", processes, 2**40, None, "cpu", "fp32")
     return memory_model(report, machine, config).footprint("ddp", batch, accumulation).peak
 

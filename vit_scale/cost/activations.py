@@ -70,12 +70,12 @@ def vit_activations(
     activation_checkpointing: Checkpointing = "none",
     kernel: str = "auto",
     frozen_layers: int = 0,
-    device: str = "cuda",
+    on_cpu: bool = False,
 ) -> Activations:
     """Compute the activation memory of a vit_scale model, averaged over large batches.
 
-    `frozen_layers`: leading layers that save nothing, as `ImageModel.frozen_layers`. `device`: its type, which decides
-    how attention in groups is computed.
+    `frozen_layers`: leading layers that save nothing, as `ImageModel.frozen_layers`. `on_cpu`: whether a CPU
+    trains, for which there are kernels of our own.
     """
     tokens = training_tokens(variant, patch_dropout)
     # The kernel `explicit` is plain code throughout, which computes every token in every block.
@@ -87,7 +87,7 @@ def vit_activations(
     rates = drop_path_rates(drop_path, variant.depth, drop_path_schedule)
     recomputes = recomputed_blocks(variant.depth, activation_checkpointing)
     blocks = list(zip(rates, computed_tokens(variant), recomputes, strict=True))
-    has_cpu_kernel = device == "cpu" and _has_cpu_kernel(variant, kernel, precision)
+    has_cpu_kernel = on_cpu and _has_cpu_kernel(variant, kernel, precision)
     for index, (rate, first, recompute) in list(enumerate(blocks))[max(0, frozen_layers - 1) :]:
         computed = (first or tokens) if skips else tokens
         attention = _attention(variant, index, tokens, computed, precision, kernel, has_cpu_kernel=has_cpu_kernel)

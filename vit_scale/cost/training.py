@@ -82,22 +82,22 @@ def frozen_bytes(parts: list[CostPart], precision: Precision) -> int:
 
 
 def training_activations(
-    parts: list[CostPart], config: Config, precision: Precision, *, device: str = "cuda"
+    parts: list[CostPart], config: Config, precision: Precision, *, on_cpu: bool = False
 ) -> Activations:
     """Return the activations per image of all trained parts; those of a frozen one are not saved.
 
-    `device`: the type of device that trains.
+    `on_cpu`: whether a CPU trains.
     """
     by_part: Counter[str] = Counter()
     recomputed = 0
     for part in (part for part in parts if part.backward):
-        activations = _activations(part, config, precision, device)
+        activations = _activations(part, config, precision, on_cpu)
         by_part.update({name: round(part.images * size) for name, size in activations.by_part.items()})
         recomputed = max(recomputed, round(part.images * activations.recomputed))
     return Activations(dict(by_part), recomputed)
 
 
-def _activations(part: CostPart, config: Config, precision: Precision, device: str) -> Activations:
+def _activations(part: CostPart, config: Config, precision: Precision, on_cpu: bool) -> Activations:
     module: Any = part.module
     checkpointing = config.parallel.activation_checkpointing
     if isinstance(module, MaeDecoder):
@@ -109,14 +109,14 @@ def _activations(part: CostPart, config: Config, precision: Precision, device: s
             kernel=config.model.kernel,
         )
     if isinstance(module, VisionTransformer):
-        return _vit_activations(part, module.variant, config, precision, device)
+        return _vit_activations(part, module.variant, config, precision, on_cpu)
     if checkpointing != "none":
         module.set_activation_checkpointing(checkpointing)
     return measured_activations(module, module.img_size, module.in_chans, precision)
 
 
 def _vit_activations(
-    part: CostPart, variant: Variant, config: Config, precision: Precision, device: str
+    part: CostPart, variant: Variant, config: Config, precision: Precision, on_cpu: bool
 ) -> Activations:
     return vit_activations(
         variant,
@@ -128,7 +128,7 @@ def _vit_activations(
         activation_checkpointing=config.parallel.activation_checkpointing,
         kernel=config.model.kernel,
         frozen_layers=part.module.frozen_layers,  # type: ignore[arg-type]
-        device=device,
+        on_cpu=on_cpu,
     )
 
 
@@ -158,7 +158,7 @@ class AttentionSaving:
 
 
 def attention_saving(
-    parts: list[CostPart], config: Config, precision: Precision, *, device: str = "cuda"
+    parts: list[CostPart], config: Config, precision: Precision, *, on_cpu: bool = False
 ) -> AttentionSaving | None:
     """Compare the trained model's kind of attention with full attention; None if it is full, or timm's."""
     part = parts[0]
@@ -168,7 +168,7 @@ def attention_saving(
     full = replace(variant, attention="full")
     (macs, macs_full), (size, size_full) = (
         [sum(macs_by_part(each).values()) for each in (variant, full)],
-        [_vit_activations(part, each, config, precision, device).total for each in (variant, full)],
+        [_vit_activations(part, each, config, precision, on_cpu).total for each in (variant, full)],
     )
     tokens = variant.grid[0] * variant.grid[1] + variant.num_prefix_tokens
     is_linear = variant.attention == "linear"

@@ -42,7 +42,7 @@ def print_page(report: ModelReport, console: Console) -> None:
     else:
         console.print(left, "", right)
     if report.attention is not None:
-        console.print("", Text(f"attention: {report.attention.describe()}"))
+        console.print(Text(f"\nattention: {report.attention.describe()}"))
     console.print("", _activations(report), "", _memory(report), "")
 
 

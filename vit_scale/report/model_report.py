@@ -133,18 +133,18 @@ def report_on(
     batch: int | None = None,
     recipe: str | None = None,
     task_type: type[Task] | None = None,
-    device: str = "cuda",
+    on_cpu: bool = False,
 ) -> ModelReport:
     """Count the model of `config` on the meta device, and what training it on its task takes.
 
-    `task_type`: another task than `task.name`. `device`: the type of device that trains.
+    `task_type`: another task than `task.name`. `on_cpu`: whether a CPU trains.
     """
     task = _task_without_data(config, task_type or task_class(config))
     trained = build_on_meta(task.build)
     parts = task.cost_parts(trained)
     model = backbone_of(trained)
     assumed = _assumed(config, gpus, batch)
-    activations = training_activations(parts, config, assumed.precision, device=device)
+    activations = training_activations(parts, config, assumed.precision, on_cpu=on_cpu)
     return ModelReport(
         model=config.model.name,
         recipe=recipe,
@@ -155,7 +155,7 @@ def report_on(
         cost_parts=tuple(parts),
         train_flops_by_part=training_cost(parts, config, batch=assumed.batch).flops,
         activations=activations,
-        attention=attention_saving(parts, config, assumed.precision, device=device),
+        attention=attention_saving(parts, config, assumed.precision, on_cpu=on_cpu),
         memory=_memory(config, trained, parts, assumed, activations),
         assumed=assumed,
         multiple=task.multiple,
