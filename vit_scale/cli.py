@@ -117,7 +117,7 @@ def _main_of(command: Command) -> Callable[[Sequence[str]], int]:
 
 
 def _help() -> str:
-    lines = [f"  {name:<9}{command.summary}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:<11}{command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             USAGE,

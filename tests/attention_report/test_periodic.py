@@ -145,7 +145,7 @@ def test_page_and_wandb_have_the_attention_of_the_run(run: Path) -> None:
     assert "<h2>More</h2>" not in page
     media = run / "wandb"
     assert list(media.glob("offline-run-*/files/media/table/attention_statistics*"))
-    assert list(media.glob("offline-run-*/files/media/images/attention_overview*"))
+    assert list(media.glob("offline-run-*/files/media/images/pictures/attention_overview*"))
 
 
 def test_resumed_run_measures_what_it_left_to_do(tmp_path: Path, fresh_accelerate: None) -> None:

@@ -117,14 +117,19 @@ def test_two_runs_share_a_picture(run: Path, photos: Path, tmp_path: Path) -> No
     assert "run1_rollout" in np.load(tmp_path / "two" / "a-heads.npz")
 
 
-def test_weights_file_and_other_image_size_on_images_without_labels(run: Path, photos: Path, tmp_path: Path) -> None:
+def test_weights_file_on_images_without_labels(run: Path, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes((run / "model_ema.safetensors").read_bytes())
-    options = ["--model", "vit_mu", "model.img_size=12", "model.patch_size=2", "model.layer_scale=1e-4"]
+    options = ["--model", "vit_mu", "model.img_size=8", "model.patch_size=2", "model.layer_scale=1e-4"]
     options += ["model.in_chans=1", "--data", str(photos), "data.on_error=skip", "data.workers=0"]
     found = numbers(tmp_path / "w.safetensors", *options, out=tmp_path / "a.json")
-    assert found["runs"][0]["grid"] == [6, 6]
+    assert found["runs"][0]["grid"] == [4, 4]
     assert found["runs"][0]["images"] == 3
     assert not list(tmp_path.glob("attention*")), "without a run nothing is written unless --out is set"
+
+
+def test_run_at_another_image_size_has_more_patches(run: Path, tmp_path: Path) -> None:
+    options = ["model.img_size=[8,12]", "--images", "4", "data.workers=0", "--out", tmp_path / "out"]
+    assert numbers(run, *options, out=tmp_path / "a.json")["runs"][0]["grid"] == [4, 6]
 
 
 def test_two_processes_give_the_same_numbers(run: Path, tmp_path: Path, launch_processes: Callable) -> None:
@@ -184,7 +189,7 @@ def test_words_are_runs_images_and_options(run: Path) -> None:
     assert (args.blocks, overrides) == ([-4, -1], ["model.img_size=32"])
 
 
-def test_timm_model_needs_images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_weights_of_a_timm_model_have_statistics(tmp_path: Path) -> None:
     torch.manual_seed(0)
     name = "timm/vit_tiny_patch16_224"
     save_file(create_model(name, img_size=32, num_classes=3).state_dict(), tmp_path / "w.safetensors")
