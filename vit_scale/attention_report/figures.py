@@ -143,7 +143,7 @@ def similarity_figure(runs: Named) -> Figure | None:
     axes = figure.subplots(lines * len(runs), columns, squeeze=False)
     for place in axes.ravel():
         place.set_axis_off()
-    image = None
+    image: Any = None
     for number, (name, stats) in enumerate(runs):
         for index, block in enumerate(stats.blocks):
             place = axes[number * lines + index // columns, index % columns]
