@@ -1,7 +1,7 @@
 /* Softmax attention in fp32 on a CPU, forward and backward; each thread processes one head of one image at a time.
 
    Hand-written because torch's CPU kernel, whose matmuls are MKL's, reaches 33% of the peak of an AMD EPYC with
-   AVX-512 and 50% with AVX2 (benchmarks/attention.py). Here the keys and values of a head are contiguous in the
+   AVX-512 and 50% with AVX2 (benchmarks/attention_kernel.py). Here the keys and values of a head are contiguous in the
    cache, and matmuls accumulate in registers. setup.py builds it for both with gcc; cpu_attention.py calls it.
 
    Names: a head of an image has `tokens` queries, keys and values of `width` numbers. Scores are computed for
