@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RECIPE ?= recipes/digits.yaml
-READY := $(VENV)/.ready-$(shell cat setup.py constraints.txt vit_scale/kernels/*.c | cksum | cut -d' ' -f1)
+READY := $(VENV)/.ready-$(shell cat setup.py constraints.txt vit_scale/kernels/*.[ch] | cksum | cut -d' ' -f1)
 
 .PHONY: help train doctor test lint golden bench clean
 .DEFAULT_GOAL := help

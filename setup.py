@@ -46,12 +46,13 @@ TEST = [
 ]
 DEV = ["ruff>=0.9", "mypy>=1.14", "types-PyYAML"]
 
-# CPU attention kernel, compiled once per instruction set. Skipped without a compiler; torch's kernel is used then.
+# CPU attention kernels, compiled once per instruction set. Skipped without a compiler; torch's kernel is used then.
 VECTORS = {"avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mfma"]}
 KERNELS = [
     Extension(
         f"vit_scale.kernels.cpu_attention_{name}",
-        ["vit_scale/kernels/cpu_attention.c"],
+        ["vit_scale/kernels/cpu_attention.c", "vit_scale/kernels/cpu_linear_attention.c"],
+        depends=["vit_scale/kernels/cpu_vectors.h"],
         extra_compile_args=["-O3", "-std=gnu11", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", *flags],
         libraries=["m"],
         optional=True,

@@ -23,7 +23,8 @@ from programs import ROOT
 HERE = Path(__file__).parent
 ABOUT = {
     "train_step": "Training step vs. timm",
-    "cpu_attention": "CPU attention kernel vs. torch",
+    "attention_kernel": "CPU attention kernel vs. torch",
+    "attention_kinds": "Kinds of attention vs. full attention",
     "train_end_to_end": "End-to-end training vs. a loop like timm's train.py",
     "input_pipeline": "Input pipeline vs. timm's loader and Hugging Face's `with_transform`",
     "loop_overhead": "Training loop vs. bare forward, backward and step",

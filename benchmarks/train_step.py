@@ -42,8 +42,8 @@ LIMIT = (
     "up to 0.1 and 0.4, 10% and 40% for uniform rates). In ViT-S/16, skipping alone can give 1.08x, 1.13x and 1.32x, "
     "or 1.19x and 1.78x with uniform rates. The rest is due to the matmul library (ours: oneDNN; timm: MKL, which does "
     "not use AVX-512 on AMD EPYC and reaches half of the peak, or 90% if limited to AVX2), attention (see "
-    "attention.py), and dropout in vit_cifar_small, whose random numbers take 25% of timm's step. In our own step of "
-    "ViT-S/16, matmuls take 75% of the time, attention 10%, and transposing copies of weights and activations 5%"
+    "attention_kernel.py), and dropout in vit_cifar_small, whose random numbers take 25% of timm's step. In our own "
+    "step of ViT-S/16, matmuls take 75% of the time, attention 10%, and transposed copies 5%"
 )
 Schedule = Literal["linear", "uniform"]
 

@@ -54,7 +54,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_photographs(desk / "photos", per_class=4)
     for folder in ("runs/digits", "runs/try"):
         train(desk, ["launch/train.py", "recipes/debug.yaml", f"run.dir={folder}", "track.wandb=disabled"])
-    shutil.copytree(desk / "runs/digits", desk / "runs/photos")
+    for folder in ("runs/photos", "runs/mae"):  # any run can be evaluated and probed
+        shutil.copytree(desk / "runs/digits", desk / folder)
     return desk
 
 
@@ -75,6 +76,8 @@ def test_command_runs(command: str, desk: Path) -> None:
     if words[script] == "launch/train.py" and not {"--help", "--dry-run", "--list-checkpoints"} & set(words):
         quick = words[:1] == ["python"] and "recipes/debug.yaml" in words
         arguments += ["run.dir=runs/quick", "track.wandb=disabled"] if quick else ["--print-config"]
+    if words[script] == "launch/probe.py":
+        arguments += ["--images", "40"]
     if words[script] == "launch/sweep.py":
         arguments += ["schedule.epochs=null", "schedule.warmup_epochs=null", "schedule.steps=2", "--count", "1"]
     done = subprocess.run(

@@ -101,9 +101,26 @@ class ModelConfig:
     """Use a bias in the query, key and value projection."""
     bias: Bool | None = None
     """Use a bias in all other linear layers of a block."""
-    kernel: Literal["auto", "flash", "efficient", "cudnn", "math", "explicit"] = "auto"
+    attention: Literal["full", "window", "dilated", "block", "linear"] = "full"
+    """Which patches a patch attends to: `full`: all; `window`: those in its square window; `dilated`: every
+    `dilation`-th one per row and column; `block`: those in the same `window` rows; `linear`: all, by random features
+    that approximate softmax (FAVOR+). Prefix tokens attend to all tokens and all tokens to them. See
+    docs/attention.md."""
+    window: Count | None = None
+    """`window`: patches per side of a window. `block`: rows of patches per block. `dilated`: patches per side of a
+    dilated window; null: as many as the image has."""
+    window_shift: Bool = True
+    """`window`: shift the windows of every second block by half a window, as in Swin; those at the border are cut."""
+    dilation: Annotated[int, Strict(), Field(ge=2)] | None = None
+    """`dilated`: distance between the patches of a window along rows and columns."""
+    random_features: Count | None = None
+    """`linear`: random features per head; more are closer to softmax. null: d ln d for head width d, 266 for 64."""
+    global_blocks: tuple[Int, ...] = ()
+    """Indices of blocks with full attention although `attention` is another kind; negative: from the end."""
+    kernel: Literal["auto", "flash", "efficient", "cudnn", "math", "explicit", "flex"] = "auto"
     """scaled_dot_product_attention kernel; `auto`: the fastest available (on CPU the custom kernel, if compiled);
-    `explicit`: plain torch operations in the whole model, which can be differentiated twice."""
+    `explicit`: plain torch operations in the whole model, which can be differentiated twice; `flex`: FlexAttention for
+    `window`, `dilated` and `block`, on GPUs only."""
     init: Literal["trunc_normal", "timm", "jax", "kaiming_patch", "whitened"] = "trunc_normal"
     """Weight initialization: truncated normal 0.02, timm's, JAX's (Xavier), Kaiming for the patch convolution, or, in
     training, a patch convolution that whitens the patches of the training images."""
@@ -490,7 +507,6 @@ ALTERNATIVES: tuple[tuple[str, str], ...] = (
 
 
 RENAMED = {
-    "model.attention": "model.kernel",
     "augment.mix_off_epochs": "augment.no_mix_epochs",
     "optim.other_lr": "optim.adamw_lr",
     "run.max_bad_steps": "run.max_skipped_steps",
@@ -498,13 +514,24 @@ RENAMED = {
 }
 """Option names of earlier versions and their current names. Run directories still contain them, recipes may not."""
 
+RENAMED_VALUES = {
+    "model.attention": ("model.kernel", ("auto", "flash", "efficient", "cudnn", "math", "explicit")),
+}
+"""Names that mean something else today: with these values they are an earlier name of another option."""
+
+
+def current_name(option: str, value: Any) -> str:
+    """Return today's name of an option that an earlier version recorded with this value."""
+    name, values = RENAMED_VALUES.get(option, (option, ()))
+    return name if value in values else RENAMED.get(option, option)
+
 
 def with_current_names(tree: dict[str, Any]) -> dict[str, Any]:
     """Return the recorded options of a run (section -> option -> value) under their current names."""
     renamed: dict[str, Any] = {}
     for section, options in tree.items():
         if isinstance(options, dict):
-            current = {name: RENAMED.get(f"{section}.{name}", f"{section}.{name}") for name in options}
+            current = {name: current_name(f"{section}.{name}", value) for name, value in options.items()}
             options = {current[name].removeprefix(f"{section}."): value for name, value in options.items()}
         renamed[section] = options
     return renamed

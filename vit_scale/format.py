@@ -41,6 +41,12 @@ def duration(seconds: float) -> str:
     return f"{hours}h {mins:02d}m" if hours else f"{mins}m {secs:02d}s" if mins else f"{secs}s"
 
 
+def long_duration(seconds: float) -> str:
+    """`9h 20m`; in days from two days on: `2.31 days`."""
+    days = seconds / 86400
+    return f"{significant(days, 3)} days" if days >= 2 else duration(seconds)
+
+
 def format_steps(count: int) -> str:
     """`1 step`, `1,000 steps`."""
     return f"{count:,} step{'' if count == 1 else 's'}"

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from vit_scale.config import ALTERNATIVES, RENAMED, SCALED, TASK_SECTIONS, Config, with_current_names
+from vit_scale.config import ALTERNATIVES, RENAMED, SCALED, TASK_SECTIONS, Config, current_name, with_current_names
 from vit_scale.errors import UserError, nearest
 from vit_scale.models.variants import check_model_name
 from vit_scale.schedule import nearest_divisors
@@ -291,6 +291,8 @@ def _describe(error: ValidationError) -> str:
     (key, problems), *others = by_key.items()
     if problems[0]["type"] == "unexpected_keyword_argument":
         message = _unknown(key, problems[0]["input"])
+    elif (name := current_name(key, problems[0]["input"])) != key:
+        message = f"{key} = {problems[0]['input']}: this option was renamed to {name}"
     else:
         allowed = dict.fromkeys(_WORDING.get(p["type"], p["msg"]).format(**p.get("ctx", {})) for p in problems)
         message = f"{key} = {problems[0]['input']!r}: must be {' or '.join(allowed)}{_nearest_choice(problems)}"

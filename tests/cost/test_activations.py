@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from vit_scale.cost.activations import measured_activations, saved_bytes, vit_activations
 from vit_scale.cost.meta import build_on_meta
+from vit_scale.kernels import cpu_linear_attention
 from vit_scale.models import create_model
 
 OPTIONS: list[dict] = [
@@ -30,6 +33,17 @@ OPTIONS: list[dict] = [
     {"freeze": 4},
     {"freeze": "all"},
 ]
+KINDS: list[dict] = [
+    {"attention": "window", "window": 2},
+    {"attention": "window", "window": 4, "pool": "mean", "class_token": False},
+    {"attention": "window", "window": 4, "window_shift": False, "global_blocks": (-1,), "pool": "mean"},
+    {"attention": "window", "window": 8, "pool": "mean"},
+    {"attention": "dilated", "dilation": 2, "qk_norm": True, "pool": "mean"},
+    {"attention": "block", "window": 2, "pos_embed": "rope", "pool": "mean"},
+    {"attention": "block", "window": 2, "pos_embed": "rope", "pool": "mean", "class_token": False},
+    {"attention": "linear"},
+    {"attention": "linear", "random_features": 8, "qk_norm": True, "patch_dropout": 0.5},
+]
 SHAPE = {"depth": 4, "img_size": 64, "embed_dim": 64}
 BATCH = 8
 
@@ -51,6 +65,33 @@ def test_closed_form_is_within_10_percent_of_saved_bytes(options: dict, precisio
     acts = vit_activations(model.variant, precision=precision, **cost)
     # The logits and pooled features of a linear layer alone are not counted.
     assert sum(acts.by_part.values()) == pytest.approx(saved_per_image(model, precision), rel=0.1, abs=512)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_closed_form_of_each_kind_of_attention_is_within_1_percent(options: dict, precision: str) -> None:
+    model = build_on_meta(lambda: create_model("vit_mu", **SHAPE, **options))
+    acts = vit_activations(model.variant, precision=precision, patch_dropout=options.get("patch_dropout", 0.0))
+    assert acts.total == pytest.approx(saved_per_image(model, precision), rel=0.01)
+
+
+@pytest.mark.parametrize("class_token", [False, True])
+@pytest.mark.parametrize("kernel", ["math", "explicit"])
+def test_windows_save_small_attention_matrices(kernel: str, class_token: bool) -> None:
+    options = {"attention": "window", "window": 2, "pool": "mean", "kernel": kernel, "class_token": class_token}
+    model = build_on_meta(lambda: create_model("vit_mu", **SHAPE, **options))
+    acts = vit_activations(model.variant, precision="fp32", kernel=kernel)
+    assert acts.total == pytest.approx(saved_per_image(model, "fp32"), rel=0.01)
+
+
+@pytest.mark.skipif(not cpu_linear_attention.is_built(), reason="the kernels are not built")
+@pytest.mark.parametrize("kind", [{"attention": "window", "window": 2}, {"attention": "linear"}], ids=str)
+def test_cpu_kernels_save_about_as_much_as_full_attention(kind: dict) -> None:
+    full = create_model("vit_mu", **SHAPE).variant
+    variant = dataclasses.replace(full, **kind)
+    on_cpu = vit_activations(variant, precision="fp32", on_cpu=True).total
+    assert on_cpu == pytest.approx(vit_activations(full, precision="fp32").total, rel=0.03)
+    assert on_cpu < vit_activations(variant, precision="fp32").total
 
 
 def test_fake_tensors_give_the_same_count_as_real_ones() -> None:

@@ -64,6 +64,19 @@ OPTIONS: list[dict] = [
     {"freeze": 2},
     {"freeze": "all", "pool": "mean", "drop_path": 0.5},
 ]
+KINDS: list[dict] = [
+    {"attention": "window", "window": 2},
+    {"attention": "window", "window": 4, "pool": "mean", "registers": 2, "class_token": False},
+    {"attention": "window", "window": 4, "window_shift": False, "global_blocks": (0,), "pool": "mean", "qk_norm": True},
+    {"attention": "window", "window": 8, "pool": "mean"},
+    {"attention": "dilated", "dilation": 2, "drop_path": 0.5},
+    {"attention": "dilated", "dilation": 2, "window": 2, "pos_embed": "relative"},
+    {"attention": "block", "window": 2, "img_size": (64, 48), "pos_embed": "rope"},
+    {"attention": "linear"},
+    {"attention": "linear", "random_features": 8, "patch_dropout": 0.5, "pool": "mean"},
+    {"attention": "linear", "global_blocks": (-1,), "drop_path": 0.5, "freeze": 1},
+]
+OPTIONS += [{"img_size": 64, **options} for options in KINDS]
 
 
 def count(name: str, **options: object) -> ModelCount:
@@ -128,6 +141,18 @@ def test_actual_flops_equal_torch_counter_in_a_training_step(options: dict, chec
     cost = {name: value for name, value in options.items() if "drop_path" in name or name == "patch_dropout"}
     per_image = count_model(model).train_flops_per_image(activation_checkpointing=checkpointing, batch=batch, **cost)
     assert per_image * batch == counter.get_total_flops()
+
+
+def test_window_of_the_whole_image_costs_as_much_as_full_attention() -> None:
+    options = {"name": "vit_mu", "attention": "window", "window": 4}
+    assert count(**options).macs_by_part == count("vit_mu").macs_by_part
+    assert count(**options).at_size(64).macs < count("vit_mu").at_size(64).macs
+
+
+def test_attention_in_windows_grows_linearly_with_the_image() -> None:
+    counted = count("vit_mu", attention="window", window=4, window_shift=False, class_token=False, pool="mean")
+    small, large = (counted.at_size(side).macs_by_part["attention_matmuls"] for side in (32, 128))
+    assert large == 16 * small
 
 
 def test_stochastic_depth_saves_its_mean_rate_of_the_blocks() -> None:

@@ -20,9 +20,13 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
     "wide": (4, {"name": "vit_cifar_512x6", "depth": 3}),
     "large images": (2, {"name": "vit_tiny_patch16_224", "depth": 4}),
     "drop path": (16, {"name": "vit_cifar_small", "depth": 4, "drop_path": 0.3, "layer_scale": 1e-4}),
+    "window": (4, {"name": "vit_cifar_small", "depth": 4, "img_size": 64, "attention": "window", "window": 4}),
+    "linear": (4, {"name": "vit_cifar_small", "depth": 4, "img_size": 64, "attention": "linear"}),
     "timm": (8, {"name": "timm/vit_tiny_patch16_224", "img_size": 64}),
 }
-ONE_PROCESS = list(itertools.product(MODELS, (1, 2), ("none", "full")))
+KINDS = ("window", "linear")
+ONE_PROCESS = list(itertools.product([kind for kind in MODELS if kind not in KINDS], (1, 2), ("none", "full")))
+ONE_PROCESS += [(kind, 1, "none") for kind in KINDS]
 DDP = list(itertools.product(("many tokens", "wide"), (1, 2), ("none", "full")))
 
 
@@ -51,8 +55,9 @@ def predicted(kind: str, accumulation: int, checkpointing: str, processes: int) 
     batch, options = MODELS[kind]
     parallel = {"precision": "fp32", "activation_checkpointing": checkpointing}
     config = build_config({"model": options, "schedule": {"steps": 1}, "parallel": parallel})
+    report = report_on(config, gpus=processes, on_cpu=True)
     machine = Machine("CPU", processes, 2**40, None, "cpu", "fp32")
-    return memory_model(report_on(config, gpus=processes), machine, config).footprint("ddp", batch, accumulation).peak
+    return memory_model(report, machine, config).footprint("ddp", batch, accumulation).peak
 
 
 @pytest.mark.parametrize("case", ONE_PROCESS, ids=str)

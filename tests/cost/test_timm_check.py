@@ -50,11 +50,15 @@ def test_other_shapes_are_compared_with_the_timm_class(options: dict) -> None:
     assert check.equal, check.differences
 
 
-@pytest.mark.parametrize("pos_embed", ["rope", "relative", "sincos", "learned_2d"])
-def test_missing_counterpart_is_reported(pos_embed: str) -> None:
-    check = check_against_timm(ModelConfig(name=TINY, pos_embed=pos_embed))
+MISSING = [{"pos_embed": name} for name in ("rope", "relative", "sincos", "learned_2d")]
+MISSING += [{"attention": "window", "window": 7}, {"attention": "linear"}, {"attention": "dilated", "dilation": 2}]
+
+
+@pytest.mark.parametrize("options", MISSING, ids=str)
+def test_missing_counterpart_is_reported(options: dict) -> None:
+    check = check_against_timm(ModelConfig(name=TINY, **options))
     assert check.matched is None
-    assert pos_embed in check.reason
+    assert next(iter(options.values())) in check.reason
     assert check.reason in check.summary()
     assert not check.equal
     assert not check.differences

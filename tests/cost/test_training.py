@@ -8,13 +8,20 @@ from torch import nn
 from vit_scale.cost.count import count_model
 from vit_scale.cost.hardware import Peak
 from vit_scale.cost.meta import build_on_meta
-from vit_scale.cost.training import CostPart, StepCost, actual_train_flops_per_image, training_cost
+from vit_scale.cost.training import (
+    AttentionSaving,
+    CostPart,
+    StepCost,
+    actual_train_flops_per_image,
+    training_cost,
+)
 from vit_scale.models import create_model
 from vit_scale.recipe import build_config
 from vit_scale.report.model_report import report_on
 from vit_scale.tasks.classify.classification import Classification
 
 CONFIG = build_config({"model": {"name": "vit_tiny_patch16_224"}, "schedule": {"steps": 4}})
+KINDS: list[dict] = [{}, {"attention": "window", "window": 2}, {"attention": "linear"}]
 TEACHER = build_on_meta(lambda: create_model("vit_small_patch16_224"))
 
 
@@ -46,6 +53,50 @@ def test_report_asks_the_task() -> None:
         assert parts["frozen"] == 2 * teacher.params, "in bf16 on every device"
         assert taught.memory_total(strategy) == plain.memory_total(strategy) + 2 * teacher.params
     assert taught.count.params == plain.count.params, "a teacher is no parameter of the model"
+
+
+def saving(**options: object) -> AttentionSaving | None:
+    model = {"name": "vit_base_patch16_224", **options}
+    return report_on(build_config({"model": model, "schedule": {"steps": 1}})).attention
+
+
+def test_full_attention_is_not_compared_with_itself() -> None:
+    assert saving() is None
+    assert saving(name="timm/vit_tiny_patch16_224") is None
+
+
+def test_report_says_that_linear_attention_saves_nothing_at_197_tokens() -> None:
+    found = saving(attention="linear")
+    assert found.macs > found.macs_full == 17_563_828_224
+    assert "linear at 197 tokens: 18.79 GMACs per image vs. 17.56 with full attention" in found.describe()
+    assert "(saves nothing below 535 tokens)" in found.describe()
+
+
+def test_linear_attention_saves_macs_from_the_reported_number_of_tokens() -> None:
+    sizes = {"patch_size": 8, "class_token": False, "pool": "mean", "attention": "linear"}
+    wide = {tokens: saving(img_size=(8, 8 * tokens), **sizes) for tokens in (534, 535)}
+    assert {found.min_tokens for found in wide.values()} == {535}
+    assert wide[534].macs >= wide[534].macs_full
+    assert wide[535].macs < wide[535].macs_full
+
+
+def test_report_says_what_windows_save_at_high_resolution() -> None:
+    found = saving(attention="window", window=16, img_size=1024)
+    full = report_on(
+        build_config({"model": {"name": "vit_base_patch16_224", "img_size": 1024}, "schedule": {"steps": 1}})
+    ).count
+    assert found.macs_full == full.macs
+    assert "window at 4,097 tokens" in found.describe()
+    assert f"with full attention (-{round(100 * (1 - found.macs / full.macs))}%)" in found.describe()
+    assert found.macs < 0.6 * full.macs
+
+
+def test_flops_of_training_and_mfu_follow_the_kind_of_attention() -> None:
+    models = [build_on_meta(lambda kind=kind: create_model("vit_mu", pool="mean", **kind)) for kind in KINDS]
+    full, window, linear = (training_cost([CostPart("model", model)], CONFIG, batch=None).total for model in models)
+    matmuls, windows, features = (count_model(model).macs_by_part["attention_matmuls"] for model in models)
+    assert full - window == 6 * (matmuls - windows)
+    assert 0 < 6 * (features - matmuls) - (linear - full) < 2 * features, "random features have no gradient"
 
 
 def test_mfu_is_executed_flops_over_the_peak_of_all_processes() -> None:

@@ -46,7 +46,8 @@ def test_class_repeats_an_image_only_after_all_others_also_across_epochs() -> No
 def test_epoch_that_classes_do_not_divide_differs_by_one() -> None:
     balance = ClassBalance.of_labels(np.repeat([0, 1, 2], [5, 4, 1]))
     for epoch in range(3):
-        labels = np.repeat([0, 1, 2], [5, 4, 1])[balance.epoch_order(0, epoch, 10)]
+        index = sample_index(0, np.arange(10 * epoch, 10 * epoch + 10), 10, balance=balance)
+        labels = np.repeat([0, 1, 2], [5, 4, 1])[index]
         assert sorted(np.unique(labels, return_counts=True)[1]) == [3, 3, 4]
 
 
@@ -76,7 +77,7 @@ def test_repeated_augmentation_repeats_evenly_drawn_images() -> None:
 
 def test_classes_of_one_image_each_are_an_ordinary_epoch() -> None:
     balance = ClassBalance.of_labels(np.arange(10))
-    assert sorted(balance.epoch_order(0, 4, 10)) == list(range(10))
+    assert sorted(sample_index(0, np.arange(40, 50), 10, balance=balance)) == list(range(10))
 
 
 def test_images_without_classes_cannot_be_balanced(folder_data: Data) -> None:

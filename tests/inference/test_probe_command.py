@@ -77,7 +77,7 @@ def test_run_is_judged_on_its_own_data(run: Path, tmp_path: Path, capsys: pytest
     assert {p.name for p in folder.iterdir()} == {"metrics.json", "features-block-0.png", "features-block-1.png"}
     assert Image.open(folder / "features-block-1.png").size[0] > 1000
     assert json.loads((folder / "metrics.json").read_text()) == numbers
-    assert len(numbers["blocks"][0]["grid"]) == 32
+    assert len(numbers["blocks"][0]["grid"]) == 40
 
 
 def _features(run: Path) -> tuple[np.ndarray, ...]:

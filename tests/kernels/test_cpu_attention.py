@@ -151,7 +151,9 @@ def fast(attention: Attention, x: Tensor, tokens: int | None = None) -> Tensor:
 def test_kernel_is_used_if_it_is_faster_and_supports_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     attend = cpu_attention.attend
-    monkeypatch.setattr(cpu_attention, "attend", lambda qkv, heads: calls.append(heads) or attend(qkv, heads))
+    monkeypatch.setattr(
+        cpu_attention, "attend", lambda qkv, heads, groups: calls.append(heads) or attend(qkv, heads, groups)
+    )
     x = torch.randn(2, 9, 32)
     fast(Attention(32, 2), x)
     assert not calls  # Too small.
@@ -223,13 +225,14 @@ def test_out_of_memory_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         cpu_attention.attend(torch.randn(1, 9, 96), 2)
 
 
-def test_kernel_does_not_access_memory_out_of_bounds(root: Path, tmp_path: Path, vectors: str) -> None:
+@pytest.mark.parametrize("kernel", ["cpu_attention", "cpu_linear_attention"])
+def test_kernel_does_not_access_memory_out_of_bounds(kernel: str, root: Path, tmp_path: Path, vectors: str) -> None:
     """With the compiler's sanitizers, on arrays of exactly the required size."""
     kind = {"AVX2": "-mavx2", "AVX512": "-mavx512f"}[vectors]
     flags = ["-g", "-O1", "-std=gnu11", kind, "-mfma", "-fsanitize=address,undefined", "-fno-sanitize=alignment"]
-    program, kernel = root / "tests/workers/cpu_attention_sizes.c", root / "vit_scale/kernels/cpu_attention.c"
+    program, source = root / f"tests/workers/{kernel}_sizes.c", root / f"vit_scale/kernels/{kernel}.c"
     built = ["gcc", *flags, "-fno-sanitize-recover=all", str(program), "-o", str(tmp_path / "sizes"), "-lm"]
-    subprocess.run([*built, f'-DKERNEL="{kernel}"'], check=True, capture_output=True, timeout=120)
+    subprocess.run([*built, f'-DKERNEL="{source}"'], check=True, capture_output=True, timeout=120)
     done = subprocess.run([tmp_path / "sizes"], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("all shapes\n")

@@ -92,6 +92,23 @@ def test_recipe_determines_flops_and_memory(as_json: Callable, tmp_path: Path) -
     assert memory["ema"] == 0 < name["memory_bytes_per_gpu"]["ddp"]["ema"]
 
 
+def test_what_a_kind_of_attention_saves_is_one_line(
+    report: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert report.main(["vit_mu", "model.attention=linear"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("attention: ")]
+    assert line.startswith("attention: linear at 17 tokens: ")
+    assert "(saves nothing below " in line
+
+
+def test_json_compares_a_kind_of_attention_with_full_attention(as_json: Callable) -> None:
+    full, window = (as_json("vit_mu", *options)[0] for options in ((), ("model.attention=window", "model.window=2")))
+    assert full["attention"] is None
+    assert window["attention"]["macs"] == window["macs_torchvision"] < window["attention"]["macs_full"]
+    assert window["attention"]["macs_full"] == full["macs_torchvision"]
+
+
 def test_recipe_options_apply_to_model_names(as_json: Callable) -> None:
     (row,) = as_json("vit_mu", "model.drop_path=0.4", "--parallel.activation_checkpointing=full")
     assert row["assumed"]["drop_path"] == 0.4

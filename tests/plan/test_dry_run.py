@@ -46,6 +46,14 @@ def test_complete_plan_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(output.splitlines()) < 45
 
 
+def test_plan_says_what_a_kind_of_attention_saves(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["model.attention=window", "model.window=2"]
+    assert main([LARGE, "--dry-run", "--gpus", "64", "--gpu", "H100", *options]) == 0
+    output = capsys.readouterr().out
+    assert re.search(r"attention +window at 197 tokens: \S+ GMACs per image vs. 61.55 with full attention", output)
+    assert "no timm counterpart: timm's VisionTransformer does not support model.attention = 'window'" in output
+
+
 def test_output_in_the_docs_matches_the_printed_plan(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (shown,) = re.findall(r"```text\n(.*?)```", (root / "docs" / "scaling.md").read_text(), flags=re.DOTALL)
     assert main([LARGE, "--dry-run", "--gpus", "64", "--gpu", "H100"]) == 0

@@ -109,8 +109,14 @@ def test_next_commands_and_progress_are_printed(here: Path, capsys: pytest.Captu
     assert "Reading my photos ..." in output
     assert "Training from scratch" in output
     assert "Warning: class class1 has only" in output
-    for command in (" train my-photos.yaml", "--try", " eval runs/my-photos"):
+    for command in (" train my-photos.yaml", "--try", " eval runs/my-photos "):
         assert command in output
+    finished = here / "runs/my-photos"
+    finished.mkdir(parents=True)
+    (finished / "config.yaml").write_text("{}")
+    (finished / "summary.json").write_text('{"finished": true}')
+    assert main(["my photos", "--force"]) == 0
+    assert " eval runs/my-photos-2 " in capsys.readouterr().out, "where the next run will be"
 
 
 def test_options_of_the_data_become_part_of_the_recipe(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

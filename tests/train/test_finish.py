@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from vit_scale.tasks.classify.classification import Classification
+from vit_scale.tasks.mae.masked_autoencoding import MaskedAutoencoding
 from vit_scale.tasks.task import Task
 from vit_scale.train.finish import _next_commands
 
@@ -25,6 +26,7 @@ class BuiltIn(Classification):
     ("task", "scripts"),
     [
         (Classification, ["show_run.py", "eval.py", "predict.py"]),
+        (MaskedAutoencoding, ["show_run.py", "eval.py", "probe.py", "train.py"]),
         (BuiltIn, ["show_run.py", "eval.py"]),
         (Custom, ["show_run.py"]),
     ],
@@ -32,7 +34,7 @@ class BuiltIn(Classification):
 def test_only_commands_that_support_the_task_are_suggested(task: type[Task], scripts: list[str]) -> None:
     commands = _next_commands(Path("runs/my run"), task, None)
     assert [command.split()[1] for command in commands] == [f"launch/{script}" for script in scripts]
-    assert all("'runs/my run'" in command for command in commands)
+    assert all("runs/my run'" in command for command in commands), "quoted"
 
 
 def test_upload_is_suggested_last_if_wandb_does_not_have_everything() -> None:

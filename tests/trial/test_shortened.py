@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -125,3 +127,14 @@ def test_time_of_the_whole_run_has_one_optimizer_step_per_global_batch(large) ->
 )
 def test_evaluations_are_counted(every: object, steps: int, count: int) -> None:
     assert times(every, steps) == count
+
+
+def test_time_of_evaluations_respects_their_cap(large) -> None:  # type: ignore[no-untyped-def]
+    plan = real_plan(large, IMAGENET, 1, "cpu")
+    capped = dataclasses.replace(large, run=dataclasses.replace(large.run, eval_images=2000))
+    seconds = []
+    for config in (large, capped):
+        measured = Measurements(config, config, plan, IMAGENET, {}, trial_plan=plan, eval_batch_seconds=1.0)
+        seconds.append(measured.eval_seconds)
+    batches = [math.ceil(images / plan.eval_batch) for images in (50_000, 2000)]
+    assert seconds[0] / seconds[1] == pytest.approx(batches[0] / batches[1])

@@ -86,6 +86,15 @@ def test_memory_on_a_gpu_is_that_of_steps_and_not_of_trying_micro_batches(monkey
     assert measured.memory == 20_000_000_000
 
 
+def test_memory_on_a_cpu_includes_the_copy_for_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    save, read = trial_run._save, Measurements.read_memory
+    monkeypatch.setattr(trial_run, "_save", lambda *given: (order.append("save"), save(*given))[1])
+    monkeypatch.setattr(Measurements, "read_memory", lambda *given: (order.append("memory"), read(*given))[1])
+    assert main([DEBUG, "--try", "2", "data.workers=0"]) == 0
+    assert order == ["save", "memory"]
+
+
 def test_single_process_with_zero(launch: Callable[..., subprocess.CompletedProcess]) -> None:
     done = launch("launch/train.py", DEBUG, "--try", "5", "parallel.strategy=zero3", "data.workers=0")
     assert done.returncode == 0, done.stdout + done.stderr

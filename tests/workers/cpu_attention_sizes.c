@@ -24,6 +24,20 @@ int main(void) {
         float *grad = numbers(size), *grad_qkv = numbers(3 * size);
         if (attention_forward(qkv, y, sums, images, tokens, heads, width, 1)) return 1;
         if (attention_backward(grad, qkv, y, sums, grad_qkv, images, tokens, heads, width, 1)) return 1;
+        /* The first token attends to all, the others in two groups. */
+        int *members = malloc(tokens * sizeof(int)), *starts = malloc(3 * sizeof(int));
+        for (int prefix = 0; prefix < 2 && prefix < tokens; prefix++) {
+            const int rest = tokens - prefix;
+            for (int j = 0; j < rest; j++) members[j] = prefix + (j * 2 < rest ? rest - 1 - j : j - (rest + 1) / 2);
+            starts[0] = 0, starts[1] = (rest + 1) / 2, starts[2] = rest;
+            const int count = rest > 1 ? 2 : 1;
+            if (grouped_attention_forward(qkv, y, sums, members, starts, count, prefix, images, tokens, heads, width, 1))
+                return 1;
+            if (grouped_attention_backward(grad, qkv, y, sums, grad_qkv, members, starts, count, prefix, images, tokens,
+                                           heads, width, 1))
+                return 1;
+        }
+        free(members), free(starts);
         free(qkv), free(y), free(sums), free(grad), free(grad_qkv);
     }
     printf("all shapes\n");

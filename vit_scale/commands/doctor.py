@@ -17,7 +17,7 @@ from vit_scale.launcher import world_size
 
 DESCRIPTION = """Check whether training can be trusted on this machine, and how fast it is: packages, GPUs, attention
 kernels, precisions, matmul and memory speed, communication, data loading, disks, W&B, launcher and network; then ten
-updates under every strategy and precision, compared with fp32 on one process, and resumed. Takes about two minutes.
+steps under every strategy and precision, compared with fp32 on one process, and resumed. Takes about two minutes.
 
 Start it directly, not through a launcher: it starts one process per GPU itself, or two if there is none."""
 EXAMPLES = """examples:

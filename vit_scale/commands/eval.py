@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,6 +68,7 @@ def main(argv: Sequence[str]) -> int:
     with terminal.phase("Loading libraries") as phase:
         from vit_scale.inference.eval_data import fit_classes, open_eval_data
         from vit_scale.inference.evaluate_run import evaluate_run
+        from vit_scale.inference.output_dir import output_dir
         from vit_scale.inference.pretrained import load_target
         from vit_scale.strategies.processes import close_processes, join_processes
         from vit_scale.strategies.rank_failure import errors_of_ranks
@@ -82,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
         phase.next("Opening the data")
         data = open_eval_data(loaded, args.data, args.split)
         loaded, relabel = fit_classes(loaded, data, match_by_index=args.match_by_index)
-        out = _out_dir(args, loaded, data)
+        out = output_dir("eval", loaded, out=args.out, source=args.data, split=data.split)
         phase.next("Connecting the processes")
         processes = join_processes()
     for note in data.notes if processes.is_main else ():
@@ -93,19 +92,6 @@ def main(argv: Sequence[str]) -> int:
         _report(args, loaded, data, evaluation, out)
     close_processes()
     return 0
-
-
-def _out_dir(args: argparse.Namespace, loaded: LoadedRun, data: EvalData) -> Path | None:
-    """Return the directory for figures and tables; one per dataset and split, so that results are not overwritten."""
-    if args.out:
-        return Path(args.out)
-    if loaded.folder is None:
-        return None
-    prefix = f"{re.sub(r'[^A-Za-z0-9.-]+', '-', args.data.strip('/.'))}-" if args.data else ""
-    folder = loaded.folder / f"eval-{prefix}{re.sub(r'[^A-Za-z0-9.-]+', '-', data.split)}"
-    if not os.access(loaded.folder, os.W_OK):
-        raise UserError(f"{folder}: the run directory is not writable; choose another directory with --out DIR")
-    return folder
 
 
 def _report(

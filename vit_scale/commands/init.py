@@ -12,7 +12,7 @@ from typing import Any
 from vit_scale.cli import Parser, command_line
 from vit_scale.errors import UserError
 from vit_scale.launcher import silence_libraries
-from vit_scale.recipe import build_config, to_tree
+from vit_scale.recipe import build_config, load_recipe, to_tree
 from vit_scale.record.terminal import Terminal
 
 EXAMPLES = """examples:
@@ -61,13 +61,15 @@ def main(argv: Sequence[str]) -> int:
     with terminal.phase("Loading libraries"):
         from vit_scale.plan.init_recipe import init_recipe
         from vit_scale.plan.write_recipe import write_recipe
+        from vit_scale.train.open_run import choose_run_dir
 
     suggested = init_recipe(data, args.minutes, terminal)
     for warning in suggested.facts.warnings():
         terminal.info(f"Warning: {warning}")
     write_recipe(out, suggested.text)
     terminal.info(f"\nWrote {out}:\n\n{suggested.text}")
-    terminal.info("\n".join(next_commands(out, suggested.machine.devices)))
+    run_dir = choose_run_dir(load_recipe(out), str(out))
+    terminal.info("\n".join(next_commands(out, run_dir, suggested.machine.devices)))
     return 0
 
 
@@ -90,13 +92,13 @@ def default_path(source: str) -> Path:
     return (Path("recipes") if Path("recipes").is_dir() else Path()) / f"{name}.yaml"
 
 
-def next_commands(out: Path, devices: int) -> list[str]:
-    """Return the commands to run next, with their purpose."""
+def next_commands(out: Path, run_dir: Path, devices: int) -> list[str]:
+    """Return the commands to run next, with their purpose; `run_dir`: of the next run of the recipe `out`."""
     launcher = ("accelerate", "launch") if devices > 1 else ("python",)
     commands = {
         command_line("train", str(out), launcher=launcher): "train",
         command_line("train", str(out), "--try", launcher=launcher): "only try it: a few steps, evaluate, save, resume",
-        command_line("eval", f"runs/{out.stem}"): "metrics by class, after training",
+        command_line("eval", str(run_dir)): "metrics by class, after training",
     }
     width = max(map(len, commands))
     return ["Next", *(f"  {command:<{width}}  # {purpose}" for command, purpose in commands.items())]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,6 +99,7 @@ def main(argv: Sequence[str]) -> int:
     silence_libraries()
     terminal = Terminal(enabled=is_main_process(), stderr=True)
     with terminal.phase("Loading libraries") as phase:
+        from vit_scale.inference.output_dir import output_dir
         from vit_scale.inference.pretrained import load_target
         from vit_scale.inference.probe_run import open_probe_data, probe_run
         from vit_scale.probe.features import FeatureModel
@@ -114,7 +113,7 @@ def main(argv: Sequence[str]) -> int:
         extract = FeatureModel(loaded.model, args.blocks, args.features, name=loaded.config.model.name)
         phase.next("Opening the data")
         data = open_probe_data(loaded, args.data, args.split, args.images)
-        out = _out_dir(args, loaded, data)
+        out = output_dir("probe", loaded, out=args.out, source=args.data, split=data.split)
         phase.next("Connecting the processes")
         processes = join_processes()
     for note in data.notes if processes.is_main else ():
@@ -125,19 +124,6 @@ def main(argv: Sequence[str]) -> int:
         _report(args, loaded, data, judgement, out, terminal)
     close_processes()
     return 0
-
-
-def _out_dir(args: argparse.Namespace, loaded: LoadedRun, data: ProbeData) -> Path | None:
-    """Return the directory for numbers and pictures; one per dataset and split, so that results are not overwritten."""
-    if args.out:
-        return Path(args.out)
-    if loaded.folder is None:
-        return None
-    prefix = f"{re.sub(r'[^A-Za-z0-9.-]+', '-', args.data.strip('/.'))}-" if args.data else ""
-    folder = loaded.folder / f"probe-{prefix}{re.sub(r'[^A-Za-z0-9.-]+', '-', data.split)}"
-    if not os.access(loaded.folder, os.W_OK):
-        raise UserError(f"{folder}: the run directory is not writable; choose another directory with --out DIR")
-    return folder
 
 
 def _report(

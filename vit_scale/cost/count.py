@@ -19,6 +19,7 @@ from vit_scale.cost.closed_form import (
     block_macs,
     computed_fraction,
     computed_tokens,
+    feature_macs,
     head_macs,
     last_matmul_macs,
     macs_by_part,
@@ -90,7 +91,7 @@ class ModelCount:
 
     @property
     def quadratic_fraction(self) -> float:
-        """Fraction of the MACs in the two matmuls that grow quadratically with the number of tokens."""
+        """Fraction of the MACs between queries, keys and values; in full attention they grow quadratically."""
         return self._fraction("attention_matmuls")
 
     def _fraction(self, *parts: str) -> float:
@@ -141,15 +142,16 @@ class ModelCount:
         total += (2 if self._trains_only_head else 3) * head_macs(self.variant, tokens)
         rates = drop_path_rates(drop_path, self.variant.depth, drop_path_schedule)
         recomputes = recomputed_blocks(self.variant.depth, activation_checkpointing)
-        for i, (rate, first, recompute) in enumerate(
-            zip(rates, computed_tokens(self.variant), recomputes, strict=True), start=1
+        for index, (rate, first, recompute) in enumerate(
+            zip(rates, computed_tokens(self.variant), recomputes, strict=True)
         ):
-            block = sum(block_macs(self.variant, tokens, first).values())
-            if i < self.frozen_layers:
+            block = sum(block_macs(self.variant, index, tokens, first).values())
+            if index + 1 < self.frozen_layers:
                 total += block
                 continue
-            work = computed_fraction(rate, drop_path_mode, batch) * block
-            total += 3 * work
+            fraction = computed_fraction(rate, drop_path_mode, batch)
+            work = fraction * block
+            total += 3 * work - fraction * feature_macs(self.variant, index, tokens, first)
             if recompute:
                 total += work - (last_matmul_macs(self.variant, first or tokens) if rate == 0 else 0)
         return round(2 * total)

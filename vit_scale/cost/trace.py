@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from vit_scale.cost.parts import MAC_PARTS, part_of_name
+from vit_scale.models.linear_attention import LinearAttention
 from vit_scale.models.weights.freeze import head_names
 
 Shape = tuple[int, ...]
@@ -98,7 +99,7 @@ def _hooks(model: nn.Module, result: Trace, stack: list[Running]) -> Iterator[No
     heads, stages = head_names(model), set(stage_names(model))
     handles = []
     for name, module in model.named_modules():
-        running = (part_of_name(name, heads) if name else "other", _is_frozen(module))
+        running = (_part_of(name, module, heads), _is_frozen(module))
         handles.append(module.register_forward_pre_hook(_push(stack, running)))
         handles.append(module.register_forward_hook(_pop(stack)))
         if name in stages:
@@ -108,6 +109,13 @@ def _hooks(model: nn.Module, result: Trace, stack: list[Running]) -> Iterator[No
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _part_of(name: str, module: nn.Module, heads: tuple[str, ...]) -> str:
+    # Outside of its projections it multiplies with random features, which by its shapes looks like a linear layer.
+    if isinstance(module, LinearAttention):
+        return "attention_matmuls"
+    return part_of_name(name, heads) if name else "other"
 
 
 def _is_frozen(module: nn.Module) -> bool:

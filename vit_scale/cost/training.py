@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,9 +17,12 @@ from vit_scale.cost.activations import (
     number_bytes,
     vit_activations,
 )
+from vit_scale.cost.closed_form import linear_attention_min_tokens, macs_by_part
 from vit_scale.cost.count import ModelCount, count_model
 from vit_scale.cost.hardware import Peak
+from vit_scale.format import giga, memory_size, percent
 from vit_scale.models.decoders.mae import MaeDecoder
+from vit_scale.models.variants import Variant
 from vit_scale.models.vit import VisionTransformer
 
 
@@ -78,18 +81,23 @@ def frozen_bytes(parts: list[CostPart], precision: Precision) -> int:
     return sum(number_bytes(precision) * part.count.params for part in parts if not part.backward)
 
 
-def training_activations(parts: list[CostPart], config: Config, precision: Precision) -> Activations:
-    """Return the activations per image of all trained parts; those of a frozen one are not saved."""
+def training_activations(
+    parts: list[CostPart], config: Config, precision: Precision, *, on_cpu: bool = False
+) -> Activations:
+    """Return the activations per image of all trained parts; those of a frozen one are not saved.
+
+    `on_cpu`: whether a CPU trains.
+    """
     by_part: Counter[str] = Counter()
     recomputed = 0
     for part in (part for part in parts if part.backward):
-        activations = _activations(part, config, precision)
+        activations = _activations(part, config, precision, on_cpu)
         by_part.update({name: round(part.images * size) for name, size in activations.by_part.items()})
         recomputed = max(recomputed, round(part.images * activations.recomputed))
     return Activations(dict(by_part), recomputed)
 
 
-def _activations(part: CostPart, config: Config, precision: Precision) -> Activations:
+def _activations(part: CostPart, config: Config, precision: Precision, on_cpu: bool) -> Activations:
     module: Any = part.module
     checkpointing = config.parallel.activation_checkpointing
     if isinstance(module, MaeDecoder):
@@ -101,20 +109,71 @@ def _activations(part: CostPart, config: Config, precision: Precision) -> Activa
             kernel=config.model.kernel,
         )
     if isinstance(module, VisionTransformer):
-        return vit_activations(
-            module.variant,
-            precision=precision,
-            drop_path=config.model.drop_path,
-            drop_path_schedule=config.model.drop_path_schedule,
-            drop_path_mode=config.model.drop_path_mode,
-            patch_dropout=1 - part.tokens if part.tokens < 1 else config.model.patch_dropout,
-            activation_checkpointing=checkpointing,
-            kernel=config.model.kernel,
-            frozen_layers=module.frozen_layers,
-        )
+        return _vit_activations(part, module.variant, config, precision, on_cpu)
     if checkpointing != "none":
         module.set_activation_checkpointing(checkpointing)
     return measured_activations(module, module.img_size, module.in_chans, precision)
+
+
+def _vit_activations(
+    part: CostPart, variant: Variant, config: Config, precision: Precision, on_cpu: bool
+) -> Activations:
+    return vit_activations(
+        variant,
+        precision=precision,
+        drop_path=config.model.drop_path,
+        drop_path_schedule=config.model.drop_path_schedule,
+        drop_path_mode=config.model.drop_path_mode,
+        patch_dropout=1 - part.tokens if part.tokens < 1 else config.model.patch_dropout,
+        activation_checkpointing=config.parallel.activation_checkpointing,
+        kernel=config.model.kernel,
+        frozen_layers=part.module.frozen_layers,  # type: ignore[arg-type]
+        on_cpu=on_cpu,
+    )
+
+
+@dataclass(frozen=True)
+class AttentionSaving:
+    """What a kind of attention costs per image, compared with full attention in all blocks."""
+
+    kind: str
+    tokens: int
+    macs: int
+    macs_full: int
+    activation_bytes: int
+    activation_bytes_full: int
+    min_tokens: int | None = None
+    """Number of tokens from which linear attention has fewer MACs; None for other kinds."""
+
+    def describe(self) -> str:
+        """Describe it on one line."""
+        saving = f"-{percent(1 - self.macs / self.macs_full, 0)}"
+        if self.macs >= self.macs_full:
+            saving = "saves nothing" + ("" if self.min_tokens is None else f" below {self.min_tokens:,} tokens")
+        return (
+            f"{self.kind} at {self.tokens:,} tokens: {giga(self.macs)} GMACs per image vs. {giga(self.macs_full)} with "
+            f"full attention ({saving}), activations {memory_size(self.activation_bytes)} vs. "
+            f"{memory_size(self.activation_bytes_full)}"
+        )
+
+
+def attention_saving(
+    parts: list[CostPart], config: Config, precision: Precision, *, on_cpu: bool = False
+) -> AttentionSaving | None:
+    """Compare the trained model's kind of attention with full attention; None if it is full, or timm's."""
+    part = parts[0]
+    variant = getattr(part.module, "variant", None)
+    if not isinstance(part.module, VisionTransformer) or variant is None or variant.attention == "full":
+        return None
+    full = replace(variant, attention="full")
+    (macs, macs_full), (size, size_full) = (
+        [sum(macs_by_part(each).values()) for each in (variant, full)],
+        [_vit_activations(part, each, config, precision, on_cpu).total for each in (variant, full)],
+    )
+    tokens = variant.grid[0] * variant.grid[1] + variant.num_prefix_tokens
+    is_linear = variant.attention == "linear"
+    min_tokens = linear_attention_min_tokens(variant) if is_linear else None
+    return AttentionSaving(variant.attention, tokens, macs, macs_full, size, size_full, min_tokens)
 
 
 def _flops(part: CostPart, config: Config, batch: int | None, side: int | None) -> float:

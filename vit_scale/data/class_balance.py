@@ -2,13 +2,12 @@
 
 Draw number t over all epochs is of class t mod C of the C classes that occur, its (t div C)-th image. A class goes
 through all of its images in a shuffled order before it repeats one, and continues in the next epoch. Within an epoch
-the draws are shuffled, so an epoch of n images has each class n / C times, up to one.
+the draws are shuffled (`sampling.py`), so an epoch of n images has each class n / C times, up to one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -40,10 +39,6 @@ class ClassBalance:
         _, counts = np.unique(labels, return_counts=True)
         return cls(np.argsort(labels, kind="stable"), np.cumsum(counts) - counts, counts)
 
-    def epoch_order(self, seed: int, epoch: int, size: int) -> Ints:
-        """Return the images of an epoch of `size` draws, in order."""
-        return _epoch_order(self, seed, epoch, size)
-
     def draw(self, seed: int, draws: Ints) -> Ints:
         """Return the image of each of the consecutive draws with these numbers."""
         turn, chosen = np.divmod(draws, len(self.counts))
@@ -64,13 +59,6 @@ class ClassBalance:
         number = (first[entry_class] + turn) * len(self.images) + image  # of the image in this round
         shuffled = np.lexsort((keys(seed, number, _STREAM), turn, entry_class))
         return image[shuffled], offsets
-
-
-# Two, because a batch may straddle two epochs.
-@lru_cache(maxsize=2)
-def _epoch_order(balance: ClassBalance, seed: int, epoch: int, size: int) -> Ints:
-    images = balance.draw(seed, np.arange(epoch * size, (epoch + 1) * size))
-    return images[np.random.default_rng([seed, epoch]).permutation(size)]
 
 
 def class_balance(config: DataConfig, source: ImageSource) -> ClassBalance | None:

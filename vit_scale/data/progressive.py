@@ -7,12 +7,14 @@ position does not depend on this option.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 
 from vit_scale.errors import UserError
-from vit_scale.models.interface import ImageModel
+from vit_scale.models.interface import ImageModel, backbone_of
+from vit_scale.models.variants import check_groups
 
 
 class Progressive:
@@ -63,3 +65,6 @@ def _check(phases: Sequence[tuple[float, int]], model: ImageModel) -> None:
                 f"augment.progressive: size {size} must be a multiple of the patch size ({step}) and at most "
                 f"{largest}, the model's image size"
             )
+        variant = getattr(backbone_of(model), "variant", None)
+        if variant is not None:
+            check_groups(replace(variant, img_size=(size, size)), f"size {size} in augment.progressive")

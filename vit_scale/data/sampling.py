@@ -88,15 +88,17 @@ def sample_index(
     drawn = min(n, -(-n // (_REPEAT_BLOCK * repeats)) * _REPEAT_BLOCK) if repeats > 1 else n
     for epoch in np.unique(epochs):
         here = epochs == epoch
-        order = balance.epoch_order(seed, int(epoch), drawn) if balance else _epoch_order(seed, int(epoch), n)
+        order = _epoch_order(seed, int(epoch), drawn if balance else n, balance)
         index[here] = order[places[here]]
     return index.reshape(positions.shape)
 
 
 # Two, because a batch may straddle two epochs.
 @lru_cache(maxsize=2)
-def _epoch_order(seed: int, epoch: int, n: int) -> Ints:
-    return np.random.default_rng([seed, epoch]).permutation(n)
+def _epoch_order(seed: int, epoch: int, size: int, balance: ClassBalance | None) -> Ints:
+    """Return the image indices of an epoch of `size` draws, in order."""
+    order = np.random.default_rng([seed, epoch]).permutation(size)
+    return balance.draw(seed, np.arange(epoch * size, (epoch + 1) * size))[order] if balance else order
 
 
 def _repeated_place(places: Ints, repeats: int) -> Ints:

@@ -1,4 +1,4 @@
-"""Export to ONNX: normalized images [batch, channels, height, width] to logits, for any batch size."""
+"""Export to ONNX: normalized images [batch, channels, height, width] to logits, or features without a classifier."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ _MAX_BYTES_IN_ONE_FILE = 1_800_000_000
 def export_onnx(run: LoadedRun, out: Path) -> Exported:
     """Write `out` and verify it with onnxruntime. The expected image format is stored in the file's metadata."""
     _check_installed()
+    output = "logits" if run.model.num_classes else "features"
     with staged(out) as path:
         with _quiet():
             example = torch.zeros(2, run.model.in_chans, *run.model.img_size)
@@ -32,7 +33,7 @@ def export_onnx(run: LoadedRun, out: Path) -> Exported:
                 (example,),
                 dynamo=True,
                 input_names=["images"],
-                output_names=["logits"],
+                output_names=[output],
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
             )
         program.model.metadata_props.update(about_model(run))
@@ -40,12 +41,12 @@ def export_onnx(run: LoadedRun, out: Path) -> Exported:
         program.save(str(path), external_data=size > _MAX_BYTES_IN_ONE_FILE)
         session = _open_session(path)
         difference = largest_difference(
-            run, lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
+            run, lambda images: torch.from_numpy(session.run([output], {"images": images.numpy()})[0])
         )
     batches = " and ".join(map(str, BATCHES))
     usage = (
         f"import onnxruntime\n\nsession = onnxruntime.InferenceSession({str(out)!r})\n"
-        '(logits,) = session.run(["logits"], {"images": images})  # float32, normalized'
+        f'({output},) = session.run(["{output}"], {{"images": images}})  # float32, normalized'
     )
     return Exported(out, f"run with onnxruntime at batch sizes {batches}", difference, usage)
 

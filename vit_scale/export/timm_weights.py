@@ -50,9 +50,10 @@ def to_timm(run: LoadedRun) -> TimmForm:
         options = {name: value for name, value in model.timm_options.items() if _matters(name)}
         return TimmForm(model.timm_name.split(".")[0], options, state)
     variant: Variant = model.variant
-    if variant.pos_embed in ("rope", "relative"):
+    unsupported = {"pos_embed": variant.pos_embed in ("rope", "relative"), "attention": variant.attention != "full"}
+    if option := next((name for name, found in unsupported.items() if found), None):
         raise UserError(
-            f"model.pos_embed = {variant.pos_embed}: not supported by timm's VisionTransformer; "
+            f"model.{option} = {getattr(variant, option)}: not supported by timm's VisionTransformer; "
             "use --to onnx or --to torch-export"
         )
     if isinstance(model.pos_embed, RowColumnEmbedding):

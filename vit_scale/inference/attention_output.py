@@ -149,8 +149,8 @@ class ImageWriter:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = viewed[0][1].path
         stem = self._free_stem(path.stem)
-        pictures: list[Any] = []
-        arrays: dict[str, np.ndarray] = {}
+        pictures = []
+        arrays: dict[str, Any] = {}
         for number, (viewer, image) in enumerate(viewed):
             blocks = viewer.blocks or spread_blocks(viewer.depth, MAX_BLOCKS)
             title = f"{path.name}, {viewer.name}"

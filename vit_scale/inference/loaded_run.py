@@ -17,7 +17,7 @@ from vit_scale.errors import UserError
 from vit_scale.inference.image_transform import ImageTransform
 from vit_scale.models.composite import BACKBONE
 from vit_scale.models.interface import ImageModel, backbone_of
-from vit_scale.models.variants import TIMM_PREFIX
+from vit_scale.models.variants import TIMM_PREFIX, resolve_variant
 from vit_scale.models.weights.load import fit_weights, grid_of
 from vit_scale.models.weights.resample import Grid
 from vit_scale.recipe import build_config, load_recipe
@@ -107,7 +107,7 @@ def load_encoder(path: str | Path, *, weights: Kind | None = None, overrides: Se
     state = split_composite(found.read())[0]
     classes = leading_size(state, config.model.name, "classifier", 0) or 0
     names = tuple(record.get("class_names") or ())
-    loaded = build_loaded(
+    loaded = build_encoder(
         replace(config, model=replace(config.model, num_classes=classes)),
         state,
         source=str(found),
@@ -153,6 +153,24 @@ def build_loaded(
     # A model may have more outputs than the data has classes (model.num_classes).
     more = tuple(map(str, range(len(names), classes or 0))) if names else ()
     return LoadedRun(model.eval(), transform, names + more, config, task, source)
+
+
+def build_encoder(config: Config, state: StateDict, **options: Any) -> LoadedRun:
+    """Build an image model with or without a classifier, as `build_loaded` does.
+
+    A model with mean pooling has its last norm after pooling. One that was trained without pooling, such as the encoder
+    of a masked autoencoder, has it before: its tokens are normalized, then pooled.
+    """
+    model = config.model
+    if model.num_classes or model.name.startswith(TIMM_PREFIX) or "norm.weight" not in state:
+        return build_loaded(config, state, **options)
+    variant = resolve_variant(model)
+    if not variant.norm_after_pool:
+        return build_loaded(config, state, **options)
+    loaded = build_loaded(replace(config, model=replace(model, pool="tokens")), state, **options)
+    backbone: Any = loaded.backbone
+    backbone.variant = replace(backbone.variant, pool=variant.pool, fc_norm=False)
+    return replace(loaded, config=config)
 
 
 def _load_all(model: ImageModel, state: StateDict, *, name: str, source: str, grid: Grid | None) -> None:

@@ -9,7 +9,15 @@ from typing import Any
 
 from vit_scale.checkpoints.run_weights import Kind
 from vit_scale.errors import UserError
-from vit_scale.inference.loaded_run import LoadedRun, build_loaded, is_run, leading_size, load_encoder, load_run
+from vit_scale.inference.loaded_run import (
+    LoadedRun,
+    build_encoder,
+    build_loaded,
+    is_run,
+    leading_size,
+    load_encoder,
+    load_run,
+)
 from vit_scale.models.variants import TIMM_PREFIX, check_model_name
 from vit_scale.models.weights.read import ADDED, read_weights
 from vit_scale.recipe import build_config
@@ -62,7 +70,8 @@ def load_pretrained(name: str, weights: str, overrides: Sequence[str] = (), *, e
         config = replace(config, model=replace(config.model, num_classes=0))
     elif not classes:
         raise UserError(f"{weights}: apparently not the weights of {name}: they have no classifier")
-    loaded = build_loaded(config, state, source=weights, names=names if len(names) == classes else ())
+    build = build_encoder if encoder else build_loaded
+    loaded = build(config, state, source=weights, names=names if len(names) == classes else ())
     return replace(loaded, weights=f"weights of {weights}")
 
 

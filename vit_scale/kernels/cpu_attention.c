@@ -1,7 +1,7 @@
 /* Softmax attention in fp32 on a CPU, forward and backward; each thread processes one head of one image at a time.
 
    Hand-written because torch's CPU kernel, whose matmuls are MKL's, reaches 33% of the peak of an AMD EPYC with
-   AVX-512 and 50% with AVX2 (benchmarks/cpu_attention.py). Here the keys and values of a head are contiguous in the
+   AVX-512 and 50% with AVX2 (benchmarks/attention_kernel.py). Here the keys and values of a head are contiguous in the
    cache, and matmuls accumulate in registers. setup.py builds it for both with gcc; cpu_attention.py calls it.
 
    Names: a head of an image has `tokens` queries, keys and values of `width` numbers. Scores are computed for
@@ -9,160 +9,9 @@
    qkv is [images, tokens, 3, heads, width]; y is [images, tokens, heads, width]; log_sums is [images, heads, tokens].
    The order of every sum is independent of the number of threads and their timing. */
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#ifdef __AVX512F__
-enum { LANES = 16, VECTORS = 4 }; /* The sums of a tile use 24 of 32 registers, */
-#else
-enum { LANES = 8, VECTORS = 2 }; /* or 12 of 16. */
-#endif
-enum { ROWS = 6, BLOCK = 8 * ROWS, ALIGNMENT = 64 };
-
-typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int integers __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
-#define INLINE static inline __attribute__((always_inline))
-#define LOAD(p) (*(const vector *)(p))
-#define STORE(p, value) (*(vector *)(p) = (value))
-
-/* ------------------------------------------------------------------------------------------------------- matmuls */
-
-/* A matrix whose element (i, j) is at[i * row + j * column]. */
-typedef struct {
-    const float *at;
-    long row, column;
-} matrix;
-
-/* c = a b, or c += a b: a tile of `rows` rows and `vectors` vectors of columns, both compile-time constants. */
-INLINE void tile(int rows, int vectors, long depth, matrix a, matrix b, float *c, long c_row, int add) {
-    vector sums[ROWS][VECTORS];
-    for (int i = 0; i < rows; i++)
-        for (int v = 0; v < vectors; v++) sums[i][v] = add ? LOAD(c + i * c_row + v * LANES) : (vector){0};
-    for (long k = 0; k < depth; k++) {
-        vector b_k[VECTORS];
-        for (int v = 0; v < vectors; v++) b_k[v] = LOAD(b.at + k * b.row + v * LANES);
-        for (int i = 0; i < rows; i++) {
-            float a_ik = a.at[i * a.row + k * a.column];
-            for (int v = 0; v < vectors; v++) sums[i][v] += a_ik * b_k[v];
-        }
-    }
-    for (int i = 0; i < rows; i++)
-        for (int v = 0; v < vectors; v++) STORE(c + i * c_row + v * LANES, sums[i][v]);
-}
-
-INLINE void tiles(int vectors, long rows, long depth, matrix a, matrix b, float *c, long c_row, int add) {
-    for (long i = 0; i < rows; i += ROWS, a.at += ROWS * a.row, c += ROWS * c_row) {
-        switch (rows - i) {
-            case 1: tile(1, vectors, depth, a, b, c, c_row, add); break;
-            case 2: tile(2, vectors, depth, a, b, c, c_row, add); break;
-            case 3: tile(3, vectors, depth, a, b, c, c_row, add); break;
-            case 4: tile(4, vectors, depth, a, b, c, c_row, add); break;
-            case 5: tile(5, vectors, depth, a, b, c, c_row, add); break;
-            default: tile(ROWS, vectors, depth, a, b, c, c_row, add);
-        }
-    }
-}
-
-/* c = a b, or c += a b, for [rows, depth] x [depth, columns]; columns are full vectors, contiguous in b and c. */
-static void product(long rows, long columns, long depth, matrix a, matrix b, float *c, long c_row, int add) {
-    for (long j = 0; j < columns; j += VECTORS * LANES, b.at += VECTORS * LANES, c += VECTORS * LANES) {
-        switch ((columns - j) / LANES) {
-            case 1: tiles(1, rows, depth, a, b, c, c_row, add); break;
-#ifdef __AVX512F__
-            case 2: tiles(2, rows, depth, a, b, c, c_row, add); break;
-            case 3: tiles(3, rows, depth, a, b, c, c_row, add); break;
-#endif
-            default: tiles(VECTORS, rows, depth, a, b, c, c_row, add);
-        }
-    }
-}
-
-/* ------------------------------------------------------------------------------------------------------- vectors */
-
-INLINE vector choose(integers where, vector x, vector otherwise) {
-    return (vector)(((integers)x & where) | ((integers)otherwise & ~where));
-}
-
-/* 2^x for x <= 0: 2^n times a polynomial of the remainder of x, with a relative error of 2e-9. Results are clamped to
-   2^-125 and, in case of rounding errors, to 1. NaN is preserved. */
-INLINE vector power_of_2(vector x) {
-    const float round_to_integer = 12582912.0f; /* 1.5 * 2^23: adding it to x rounds x to an integer. */
-    x = choose(x < -125.0f, (vector){0} - 125.0f, choose(x > 0.0f, (vector){0}, x));
-    vector shifted = x + round_to_integer;
-    vector f = x - (shifted - round_to_integer);
-    vector p = 0.000153707049f + (vector){0};
-    p = p * f + 0.00133998482f;
-    p = p * f + 0.00961837359f;
-    p = p * f + 0.0555032901f;
-    p = p * f + 0.240226477f;
-    p = p * f + 0.693147182f;
-    p = p * f + 1.0f;
-    integers exponent = ((integers)shifted << 23) + 0x3f800000;
-    return p * (vector)exponent;
-}
-
-/* Return the lanes before `count`, and zeros after them. */
-INLINE vector first_lanes(vector x, long count) {
-    if (count >= LANES) return x;
-    integers lane;
-    for (int i = 0; i < LANES; i++) lane[i] = i;
-    return choose(lane < (int)count, x, (vector){0});
-}
-
-INLINE float sum_of(vector x) {
-    float total = 0;
-    for (int i = 0; i < LANES; i++) total += x[i];
-    return total;
-}
-
-INLINE float largest_of(const float *row, long count) {
-    float largest = row[0];
-    long j = 0;
-    if (count >= LANES) {
-        vector most = LOAD(row);
-        for (j = LANES; j + LANES <= count; j += LANES) most = choose(LOAD(row + j) > most, LOAD(row + j), most);
-        for (int i = 0; i < LANES; i++) largest = most[i] > largest ? most[i] : largest;
-    }
-    for (; j < count; j++) largest = row[j] > largest ? row[j] : largest;
-    return largest;
-}
+#include "cpu_vectors.h"
 
 /* --------------------------------------------------------------------------------------------------------- heads */
-
-static void copy_rows(const float *from, long from_row, float *to, long to_row, long rows, long width) {
-    for (long i = 0; i < rows; i++) memcpy(to + i * to_row, from + i * from_row, width * sizeof(float));
-}
-
-/* Transpose LANES rows of LANES numbers in place: each round interleaves the two halves. */
-INLINE void turn(vector rows[LANES]) {
-    integers low, high;
-    for (int i = 0; i < LANES; i++) {
-        low[i] = i / 2 + (i % 2) * LANES;
-        high[i] = low[i] + LANES / 2;
-    }
-    for (int round = 1; round < LANES; round *= 2) {
-        vector dealt[LANES];
-        for (int i = 0; i < LANES / 2; i++) {
-            dealt[2 * i] = __builtin_shuffle(rows[i], rows[i + LANES / 2], low);
-            dealt[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + LANES / 2], high);
-        }
-        memcpy(rows, dealt, sizeof dealt);
-    }
-}
-
-/* to[k, j] = from[j, k], with zeros for j from `tokens` to `stride`. */
-static void transpose(const float *from, long from_row, float *to, long stride, long tokens, long width) {
-    for (long j = 0; j < stride; j += LANES)
-        for (long k = 0; k < width; k += LANES) {
-            vector rows[LANES];
-            for (int i = 0; i < LANES; i++)
-                rows[i] = j + i < tokens ? LOAD(from + (j + i) * from_row + k) : (vector){0};
-            turn(rows);
-            for (int i = 0; i < LANES; i++) STORE(to + (k + i) * stride + j, rows[i]);
-        }
-}
 
 /* Replace scores by 2^(factor * (score - largest)); return log2 of the sum of 2^(factor * score), and in `to_one` the
    factor that normalizes the results to a sum of one. */
@@ -189,31 +38,32 @@ INLINE void softmax_backward(float *scores, float *grads, long tokens, float sca
     }
 }
 
+/* `queries` of a head attend to `tokens` keys; between two of them lie `row` numbers, or `y_row` in y. */
 typedef struct {
-    long tokens, heads, width, stride;
+    long queries, tokens, width, stride, row, y_row;
     float scale;
 } shape;
 
 static long forward_scratch(shape s) { return s.width * s.stride + s.tokens * s.width + BLOCK * (s.width + s.stride); }
 
-static void forward_head(shape s, const float *q, float *y, float *log_sums, float *scratch) {
-    const long row = 3 * s.heads * s.width, y_row = s.heads * s.width;
+static void forward_head(shape s, const float *q, const float *k, const float *v, float *y, float *log_sums,
+                         float *scratch) {
     float *keys = scratch, *values = keys + s.width * s.stride;
     float *queries = values + s.tokens * s.width, *scores = queries + BLOCK * s.width;
-    transpose(q + y_row, row, keys, s.stride, s.tokens, s.width);
-    copy_rows(q + 2 * y_row, row, values, s.width, s.tokens, s.width);
-    for (long i = 0; i < s.tokens; i += BLOCK) {
-        const long rows = s.tokens - i < BLOCK ? s.tokens - i : BLOCK;
+    transpose(k, s.row, keys, s.stride, s.tokens, s.width);
+    copy_rows(v, s.row, values, s.width, s.tokens, s.width);
+    for (long i = 0; i < s.queries; i += BLOCK) {
+        const long rows = s.queries - i < BLOCK ? s.queries - i : BLOCK;
         float to_one[BLOCK];
-        copy_rows(q + i * row, row, queries, s.width, rows, s.width);
+        copy_rows(q + i * s.row, s.row, queries, s.width, rows, s.width);
         product(rows, s.stride, s.width, (matrix){queries, s.width, 1}, (matrix){keys, s.stride, 1}, scores, s.stride,
                 0);
         for (long r = 0; r < rows; r++)
             log_sums[i + r] = exponentials(scores + r * s.stride, s.tokens, s.scale * (float)M_LOG2E, to_one + r);
-        float *out = y + i * y_row;
-        product(rows, s.width, s.tokens, (matrix){scores, s.stride, 1}, (matrix){values, s.width, 1}, out, y_row, 0);
+        float *out = y + i * s.y_row;
+        product(rows, s.width, s.tokens, (matrix){scores, s.stride, 1}, (matrix){values, s.width, 1}, out, s.y_row, 0);
         for (long r = 0; r < rows; r++)
-            for (long k = 0; k < s.width; k++) out[r * y_row + k] *= to_one[r];
+            for (long j = 0; j < s.width; j++) out[r * s.y_row + j] *= to_one[r];
     }
 }
 
@@ -221,18 +71,18 @@ static long backward_scratch(shape s) {
     return 2 * s.width * s.stride + 3 * s.tokens * s.width + 2 * BLOCK * (s.width + s.stride);
 }
 
-static void backward_head(shape s, const float *grad_y, const float *q, const float *y, const float *log_sums,
-                          float *grad_q, float *scratch) {
-    const long row = 3 * s.heads * s.width, y_row = s.heads * s.width, size = s.tokens * s.width;
+static void backward_head(shape s, const float *grad_y, const float *q, const float *k, const float *v, const float *y,
+                          const float *log_sums, float *grad_q, float *grad_k, float *grad_v, float *scratch) {
+    const long row = s.row, y_row = s.y_row, size = s.tokens * s.width;
     float *keys_turned = scratch, *values_turned = keys_turned + s.width * s.stride;
     float *keys = values_turned + s.width * s.stride, *grad_keys = keys + size, *grad_values = grad_keys + size;
     float *queries = grad_values + size, *grads = queries + BLOCK * s.width;
     float *weights = grads + BLOCK * s.width, *grad_scores = weights + BLOCK * s.stride;
-    transpose(q + y_row, row, keys_turned, s.stride, s.tokens, s.width);
-    transpose(q + 2 * y_row, row, values_turned, s.stride, s.tokens, s.width);
-    copy_rows(q + y_row, row, keys, s.width, s.tokens, s.width);
-    for (long i = 0; i < s.tokens; i += BLOCK) {
-        const long rows = s.tokens - i < BLOCK ? s.tokens - i : BLOCK;
+    transpose(k, row, keys_turned, s.stride, s.tokens, s.width);
+    transpose(v, row, values_turned, s.stride, s.tokens, s.width);
+    copy_rows(k, row, keys, s.width, s.tokens, s.width);
+    for (long i = 0; i < s.queries; i += BLOCK) {
+        const long rows = s.queries - i < BLOCK ? s.queries - i : BLOCK;
         const matrix by_query = {queries, s.width, 1}, by_grad = {grads, s.width, 1};
         copy_rows(q + i * row, row, queries, s.width, rows, s.width);
         copy_rows(grad_y + i * y_row, y_row, grads, s.width, rows, s.width);
@@ -240,8 +90,8 @@ static void backward_head(shape s, const float *grad_y, const float *q, const fl
         product(rows, s.stride, s.width, by_grad, (matrix){values_turned, s.stride, 1}, grad_scores, s.stride, 0);
         for (long r = 0; r < rows; r++) {
             vector delta = {0};
-            for (long k = 0; k < s.width; k += LANES)
-                delta += LOAD(grads + r * s.width + k) * LOAD(y + (i + r) * y_row + k);
+            for (long j = 0; j < s.width; j += LANES)
+                delta += LOAD(grads + r * s.width + j) * LOAD(y + (i + r) * y_row + j);
             softmax_backward(weights + r * s.stride, grad_scores + r * s.stride, s.tokens, s.scale, log_sums[i + r],
                              sum_of(delta));
         }
@@ -250,26 +100,105 @@ static void backward_head(shape s, const float *grad_y, const float *q, const fl
         product(s.tokens, s.width, rows, (matrix){grad_scores, 1, s.stride}, by_query, grad_keys, s.width, i > 0);
         product(s.tokens, s.width, rows, (matrix){weights, 1, s.stride}, by_grad, grad_values, s.width, i > 0);
     }
-    copy_rows(grad_keys, s.width, grad_q + y_row, row, s.tokens, s.width);
-    copy_rows(grad_values, s.width, grad_q + 2 * y_row, row, s.tokens, s.width);
+    copy_rows(grad_keys, s.width, grad_k, row, s.tokens, s.width);
+    copy_rows(grad_values, s.width, grad_v, row, s.tokens, s.width);
+}
+
+static shape shape_of(long queries, long tokens, long width, long row, long y_row) {
+    return (shape){queries, tokens, width, (tokens + LANES - 1) / LANES * LANES, row, y_row, 1 / sqrtf(width)};
+}
+
+/* ------------------------------------------------------------------------------------------------------- groups */
+
+/* The leading `prefix` tokens attend to all tokens. The others are in groups: those of group g are members[starts[g]]
+   to members[starts[g + 1] - 1], and attend to the prefix and to each other. */
+typedef struct {
+    const int *members, *starts;
+    long count, prefix, largest;
+} groups;
+
+static void gather(const float *from, long row, groups g, long group, int with_prefix, float *to, long width) {
+    if (with_prefix) copy_rows(from, row, to, width, g.prefix, width), to += g.prefix * width;
+    for (int i = g.starts[group]; i < g.starts[group + 1]; i++, to += width)
+        memcpy(to, from + g.members[i] * row, width * sizeof(float));
+}
+
+static void scatter(const float *from, groups g, long group, float *to, long row, long width) {
+    for (int i = g.starts[group]; i < g.starts[group + 1]; i++, from += width)
+        memcpy(to + g.members[i] * row, from, width * sizeof(float));
+}
+
+static void add_rows(const float *from, float *to, long width) {
+    for (long k = 0; k < width; k += LANES) STORE(to + k, LOAD(to + k) + LOAD(from + k));
+}
+
+static void scatter_added(const float *from, groups g, long group, float *to, long row, long width) {
+    for (long i = 0; i < g.prefix; i++, from += width) add_rows(from, to + i * row, width);
+    for (int i = g.starts[group]; i < g.starts[group + 1]; i++, from += width)
+        add_rows(from, to + g.members[i] * row, width);
+}
+
+/* Queries, keys, values and results of a group, contiguous, and their gradients. */
+static long group_numbers(shape all, groups g) {
+    return 8 * (g.largest + g.prefix) * all.width + (g.largest + LANES - 1) / LANES * LANES;
+}
+
+static void forward_groups(shape all, groups g, const float *q, float *y, float *log_sums, float *scratch) {
+    const long width = all.width, size = (g.largest + g.prefix) * width;
+    const float *k = q + all.y_row, *v = k + all.y_row;
+    float *own_q = scratch, *own_k = own_q + size, *own_v = own_k + size, *own_y = own_v + size, *sums = own_y + size;
+    float *rest = scratch + group_numbers(all, g);
+    if (g.prefix) forward_head(all, q, k, v, y, log_sums, rest);
+    for (long i = 0; i < g.count; i++) {
+        const long members = g.starts[i + 1] - g.starts[i];
+        gather(q, all.row, g, i, 0, own_q, width);
+        gather(k, all.row, g, i, 1, own_k, width);
+        gather(v, all.row, g, i, 1, own_v, width);
+        const shape s = shape_of(members, members + g.prefix, width, width, width);
+        forward_head(s, own_q, own_k, own_v, own_y, sums, rest);
+        scatter(own_y, g, i, y, all.y_row, width);
+        scatter(sums, g, i, log_sums, 1, 1);
+    }
+}
+
+static void backward_groups(shape all, groups g, const float *grad_y, const float *q, const float *y,
+                            const float *log_sums, float *grad_q, float *scratch) {
+    const long width = all.width, size = (g.largest + g.prefix) * width;
+    const float *k = q + all.y_row, *v = k + all.y_row;
+    float *grad_k = grad_q + all.y_row, *grad_v = grad_k + all.y_row;
+    float *own_q = scratch, *own_k = own_q + size, *own_v = own_k + size, *own_y = own_v + size;
+    float *own_grad_y = own_y + size, *own_grad_q = own_grad_y + size, *own_grad_k = own_grad_q + size;
+    float *own_grad_v = own_grad_k + size, *sums = own_grad_v + size, *rest = scratch + group_numbers(all, g);
+    if (g.prefix) backward_head(all, grad_y, q, k, v, y, log_sums, grad_q, grad_k, grad_v, rest);
+    for (long i = 0; i < g.count; i++) {
+        const long members = g.starts[i + 1] - g.starts[i];
+        gather(q, all.row, g, i, 0, own_q, width);
+        gather(k, all.row, g, i, 1, own_k, width);
+        gather(v, all.row, g, i, 1, own_v, width);
+        gather(y, all.y_row, g, i, 0, own_y, width);
+        gather(grad_y, all.y_row, g, i, 0, own_grad_y, width);
+        gather(log_sums, 1, g, i, 0, sums, 1);
+        const shape s = shape_of(members, members + g.prefix, width, width, width);
+        backward_head(s, own_grad_y, own_q, own_k, own_v, own_y, sums, own_grad_q, own_grad_k, own_grad_v, rest);
+        scatter(own_grad_q, g, i, grad_q, all.row, width);
+        if (g.prefix) { /* All keys already have the gradient from the prefix. */
+            scatter_added(own_grad_k, g, i, grad_k, all.row, width);
+            scatter_added(own_grad_v, g, i, grad_v, all.row, width);
+        } else {
+            scatter(own_grad_k, g, i, grad_k, all.row, width);
+            scatter(own_grad_v, g, i, grad_v, all.row, width);
+        }
+    }
 }
 
 /* -------------------------------------------------------------------------------------------------------- calls */
 
-static shape shape_of(long tokens, long heads, long width) {
-    return (shape){tokens, heads, width, (tokens + LANES - 1) / LANES * LANES, 1 / sqrtf(width)};
-}
-
-static float *allocate(long numbers) {
-    long bytes = numbers * (long)sizeof(float);
-    return aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
-}
-
-/* `width` must be a multiple of 16. Both return the number of threads that ran out of memory; if any, the result is
+/* `width` must be a multiple of 16. All return the number of threads that ran out of memory; if any, the result is
    invalid. */
 int attention_forward(const float *qkv, float *y, float *log_sums, long images, long tokens, long heads, long width,
                       int threads) {
-    const shape s = shape_of(tokens, heads, width);
+    const long dim = heads * width;
+    const shape s = shape_of(tokens, tokens, width, 3 * dim, dim);
     int failed = 0;
 #pragma omp parallel num_threads(threads) reduction(+ : failed)
     {
@@ -277,9 +206,10 @@ int attention_forward(const float *qkv, float *y, float *log_sums, long images, 
         failed += scratch == NULL;
 #pragma omp for schedule(dynamic)
         for (long head = 0; head < images * heads; head++) {
-            const long before = head / heads * tokens * heads * width, within = head % heads * width;
+            const long before = head / heads * tokens * dim, within = head % heads * width;
+            const float *q = qkv + 3 * before + within;
             if (scratch != NULL)
-                forward_head(s, qkv + 3 * before + within, y + before + within, log_sums + head * tokens, scratch);
+                forward_head(s, q, q + dim, q + 2 * dim, y + before + within, log_sums + head * tokens, scratch);
         }
         free(scratch);
     }
@@ -288,7 +218,8 @@ int attention_forward(const float *qkv, float *y, float *log_sums, long images, 
 
 int attention_backward(const float *grad_y, const float *qkv, const float *y, const float *log_sums, float *grad_qkv,
                        long images, long tokens, long heads, long width, int threads) {
-    const shape s = shape_of(tokens, heads, width);
+    const long dim = heads * width;
+    const shape s = shape_of(tokens, tokens, width, 3 * dim, dim);
     int failed = 0;
 #pragma omp parallel num_threads(threads) reduction(+ : failed)
     {
@@ -296,10 +227,69 @@ int attention_backward(const float *grad_y, const float *qkv, const float *y, co
         failed += scratch == NULL;
 #pragma omp for schedule(dynamic)
         for (long head = 0; head < images * heads; head++) {
-            const long before = head / heads * tokens * heads * width, within = head % heads * width;
+            const long before = head / heads * tokens * dim, within = head % heads * width;
+            const float *q = qkv + 3 * before + within;
+            float *grad_q = grad_qkv + 3 * before + within;
             if (scratch != NULL)
-                backward_head(s, grad_y + before + within, qkv + 3 * before + within, y + before + within,
-                              log_sums + head * tokens, grad_qkv + 3 * before + within, scratch);
+                backward_head(s, grad_y + before + within, q, q + dim, q + 2 * dim, y + before + within,
+                              log_sums + head * tokens, grad_q, grad_q + dim, grad_q + 2 * dim, scratch);
+        }
+        free(scratch);
+    }
+    return failed;
+}
+
+INLINE long larger(long a, long b) { return a > b ? a : b; }
+
+static groups groups_of(const int *members, const int *starts, long count, long prefix) {
+    groups g = {members, starts, count, prefix, 0};
+    for (long i = 0; i < count; i++) g.largest = larger(g.largest, starts[i + 1] - starts[i]);
+    return g;
+}
+
+int grouped_attention_forward(const float *qkv, float *y, float *log_sums, const int *members, const int *starts,
+                              long count, long prefix, long images, long tokens, long heads, long width, int threads) {
+    const long dim = heads * width;
+    const groups g = groups_of(members, starts, count, prefix);
+    const shape all = shape_of(prefix, tokens, width, 3 * dim, dim);
+    const shape largest = shape_of(g.largest, g.largest + prefix, width, width, width);
+    const long numbers = larger(prefix ? forward_scratch(all) : 0, forward_scratch(largest));
+    int failed = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : failed)
+    {
+        float *scratch = allocate(group_numbers(all, g) + numbers);
+        failed += scratch == NULL;
+#pragma omp for schedule(dynamic)
+        for (long head = 0; head < images * heads; head++) {
+            const long before = head / heads * tokens * dim, within = head % heads * width;
+            if (scratch != NULL)
+                forward_groups(all, g, qkv + 3 * before + within, y + before + within, log_sums + head * tokens,
+                               scratch);
+        }
+        free(scratch);
+    }
+    return failed;
+}
+
+int grouped_attention_backward(const float *grad_y, const float *qkv, const float *y, const float *log_sums,
+                               float *grad_qkv, const int *members, const int *starts, long count, long prefix,
+                               long images, long tokens, long heads, long width, int threads) {
+    const long dim = heads * width;
+    const groups g = groups_of(members, starts, count, prefix);
+    const shape all = shape_of(prefix, tokens, width, 3 * dim, dim);
+    const shape largest = shape_of(g.largest, g.largest + prefix, width, width, width);
+    const long numbers = larger(prefix ? backward_scratch(all) : 0, backward_scratch(largest));
+    int failed = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : failed)
+    {
+        float *scratch = allocate(group_numbers(all, g) + numbers);
+        failed += scratch == NULL;
+#pragma omp for schedule(dynamic)
+        for (long head = 0; head < images * heads; head++) {
+            const long before = head / heads * tokens * dim, within = head % heads * width;
+            if (scratch != NULL)
+                backward_groups(all, g, grad_y + before + within, qkv + 3 * before + within, y + before + within,
+                                log_sums + head * tokens, grad_qkv + 3 * before + within, scratch);
         }
         free(scratch);
     }

@@ -12,22 +12,30 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from vit_scale.kernels import Shortcut, cpu_attention, onednn
+from vit_scale.kernels import Shortcut, cpu_attention, cpu_linear_attention, onednn
 from vit_scale.kernels.residual import add_branch_
 from vit_scale.kernels.watch import call
 
 
 def forward(
-    block: Any, x_BND: Tensor, keep_BN: Tensor | None, shortcut: Shortcut, draws: tuple[Any, Any] = (None, None)
+    block: Any,
+    x_BND: Tensor,
+    keep_BN: Tensor | None,
+    shortcut: Shortcut,
+    draws: tuple[Any, Any] = (None, None),
+    grid: tuple[int, int] | None = None,
 ) -> Tensor:
     """Compute `block` for all tokens, or return only the leading `shortcut.tokens`, which still attend to all.
 
-    `draws`: those of stochastic depth; None: each branch draws its own.
+    `draws`: those of stochastic depth; None: each branch draws its own. `grid`: rows and columns of patches if they are
+    not the model's own.
     """
     hooked = shortcut.hooked
-    attention, mlp = partial(attention_forward, shortcut=shortcut), partial(mlp_forward, hooked=hooked)
+    attention = partial(attention_forward, shortcut=shortcut, grid=grid)
+    mlp = partial(mlp_forward, hooked=hooked)
 
     def attention_branch(x_BND: Tensor, keep_BN: Tensor | None) -> Tensor:
         return block.ls1(call(block.attn, attention, block.norm1(x_BND), keep_BN, hooked=hooked))
@@ -42,18 +50,33 @@ def forward(
     return call(block.drop_path2, add_mlp, x_BND, mlp_branch, hooked=hooked)
 
 
-def attention_forward(attn: Any, x_BND: Tensor, keep_BN: Tensor | None, *, shortcut: Shortcut) -> Tensor:
+def attention_forward(
+    attn: Any, x_BND: Tensor, keep_BN: Tensor | None, *, shortcut: Shortcut, grid: tuple[int, int] | None = None
+) -> Tensor:
     """Compute the module `attn` for all tokens, or for the leading `shortcut.tokens`."""
     hooked = shortcut.hooked
-    if shortcut.tokens is None and _is_softmax_attention(attn) and cpu_attention.runs(x_BND, attn.num_heads):
-        y_BQD = cpu_attention.attend(_linear(attn.qkv, x_BND, hooked=hooked), attn.num_heads)
+    if _is_plain(attn) and attn.is_linear and _linear_kernel_runs(attn, x_BND):
+        qkv_BNC = _linear(attn.qkv, x_BND, hooked=hooked)
+        directions_MK, epsilon = attn.random_features, attn.epsilon
+        y_BQD = cpu_linear_attention.attend(qkv_BNC, attn.num_heads, directions_MK, epsilon, shortcut.tokens)
+    elif shortcut.tokens is None and _is_plain(attn) and not attn.is_linear and _kernel_runs(attn, x_BND, grid):
+        y_BQD = cpu_attention.attend(_linear(attn.qkv, x_BND, hooked=hooked), attn.num_heads, attn.groups(grid))
     else:
-        y_BQD = attn.attend(*_queries_keys_values(attn, x_BND, shortcut), keep_BN)
+        y_BQD = attn.attend(*_queries_keys_values(attn, x_BND, shortcut), keep_BN, grid)
     return attn.proj_drop(_linear(attn.proj, y_BQD, hooked=hooked))
 
 
-def _is_softmax_attention(attn: Any) -> bool:
-    """Return whether attention is softmax attention with nothing added, by the fastest kernel."""
+def _kernel_runs(attn: Any, x_BND: Tensor, grid: tuple[int, int] | None) -> bool:
+    # A compiler would trace how the groups are made.
+    return not torch.compiler.is_compiling() and cpu_attention.runs(x_BND, attn.num_heads, attn.groups(grid))
+
+
+def _linear_kernel_runs(attn: Any, x_BND: Tensor) -> bool:
+    return cpu_linear_attention.runs(x_BND, attn.num_heads, attn.random_features.shape[0])
+
+
+def _is_plain(attn: Any) -> bool:
+    """Return whether nothing is added to attention, and the fastest kernel computes it."""
     has_no_extras = attn.rope is None and attn.rel_pos is None and type(attn.q_norm) is nn.Identity
     return has_no_extras and attn.kernel == "auto" and not (attn.training and attn.attn_dropout)
 

@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vit_scale.errors import UserError
+from vit_scale.kernels.cpu_attention import Groups
 from vit_scale.models.layers.dropout import Dropout
 from vit_scale.models.layers.pos_embed import RelativeBias, RotaryEmbedding
+from vit_scale.models.layers.token_groups import Grid
 
 NORM_EPS = 1e-6
 
-Kernel = Literal["auto", "flash", "efficient", "cudnn", "math", "explicit"]
+Kernel = Literal["auto", "flash", "efficient", "cudnn", "math", "explicit", "flex"]
 _BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
@@ -30,6 +32,9 @@ _BACKENDS = {
 
 class Attention(nn.Module):
     """Self-attention with one packed projection for queries, keys and values."""
+
+    is_linear = False
+    """Whether random features approximate the softmax."""
 
     def __init__(
         self,
@@ -57,9 +62,17 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim, bias=bias)
         self.proj_drop = Dropout(dropout) if dropout else nn.Identity()
 
-    def forward(self, x_BND: Tensor, keep_BN: Tensor | None = None) -> Tensor:
-        """Let every token attend to every other; `keep_BN`: indices of the tokens that patch dropout kept."""
-        y_BND = self.attend(*self.split(self.qkv(x_BND)), keep_BN)
+    def groups(self, grid: Grid | None = None) -> Groups | None:
+        """Return the groups within which patches attend to each other; None: all to all."""
+        return None
+
+    def forward(self, x_BND: Tensor, keep_BN: Tensor | None = None, grid: Grid | None = None) -> Tensor:
+        """Let every token attend to every other, or to those that the kind of attention provides.
+
+        `keep_BN`: indices of the tokens that patch dropout kept. `grid`: rows and columns of patches if they are not
+        the model's own.
+        """
+        y_BND = self.attend(*self.split(self.qkv(x_BND)), keep_BN, grid)
         return self.proj_drop(self.proj(y_BND))
 
     def split(self, qkv_BNC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,26 +81,34 @@ class Attention(nn.Module):
         q_BND, k_BND, v_BND = qkv_BNC.unflatten(-1, (3, -1)).unbind(2)
         return q_BND, k_BND, v_BND
 
-    def attend(self, q_BQD: Tensor, k_BND: Tensor, v_BND: Tensor, keep_BN: Tensor | None = None) -> Tensor:
+    def attend(
+        self, q_BQD: Tensor, k_BND: Tensor, v_BND: Tensor, keep_BN: Tensor | None = None, grid: Grid | None = None
+    ) -> Tensor:
         """Return the weighted mean of values per query, [B, Q, D], before the output projection."""
+        q_BHQK, k_BHNK, v_BHNK = self._heads_of(q_BQD, k_BND, v_BND, keep_BN)
+        y_BHQK = self._softmax_attention(q_BHQK, k_BHNK, v_BHNK, self._bias(q_BHQK, keep_BN))
+        return y_BHQK.transpose(1, 2).flatten(2)
+
+    def _heads_of(
+        self, q_BQD: Tensor, k_BND: Tensor, v_BND: Tensor, keep_BN: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         q_BHQK, k_BHNK = self._normalized_heads(q_BQD, k_BND, keep_BN)
         v_BHNK = self._heads(v_BND)
         # Under autocast a norm returns float32; the kernels require a single dtype.
-        q_BHQK, k_BHNK = q_BHQK.to(v_BHNK.dtype), k_BHNK.to(v_BHNK.dtype)
-        bias = self._bias(q_BHQK, keep_BN)
+        return q_BHQK.to(v_BHNK.dtype), k_BHNK.to(v_BHNK.dtype), v_BHNK
+
+    def _softmax_attention(self, q_BHQK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, bias: Tensor | None) -> Tensor:
         dropout = self.attn_dropout if self.training else 0.0
         if self.kernel == "explicit":
-            y_BHQK = F.dropout(_softmax_weights(q_BHQK, k_BHNK, bias), dropout) @ v_BHNK
-        else:
-            with self._backend():
-                y_BHQK = F.scaled_dot_product_attention(q_BHQK, k_BHNK, v_BHNK, attn_mask=bias, dropout_p=dropout)
-        return y_BHQK.transpose(1, 2).flatten(2)
+            return F.dropout(softmax_weights(q_BHQK, k_BHNK, bias), dropout) @ v_BHNK
+        with backend_of(self.kernel):
+            return F.scaled_dot_product_attention(q_BHQK, k_BHNK, v_BHNK, attn_mask=bias, dropout_p=dropout)
 
-    def weights(self, x_BND: Tensor) -> Tensor:
+    def weights(self, x_BND: Tensor, grid: Grid | None = None) -> Tensor:
         """Return the attention weights [B, H, N, N], computed explicitly; each row sums to one."""
         q_BND, k_BND, _ = self.split(self.qkv(x_BND))
         q_BHNK, k_BHNK = self._normalized_heads(q_BND, k_BND, None)
-        return _softmax_weights(q_BHNK, k_BHNK, self._bias(q_BHNK, None))
+        return softmax_weights(q_BHNK, k_BHNK, self._bias(q_BHNK, None))
 
     def _heads(self, x_BND: Tensor) -> Tensor:
         return x_BND.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
@@ -101,12 +122,18 @@ class Attention(nn.Module):
     def _bias(self, q_BHQK: Tensor, keep_BN: Tensor | None) -> Tensor | None:
         return None if self.rel_pos is None else self.rel_pos(keep_BN)[:, :, : q_BHQK.shape[2]].to(q_BHQK.dtype)
 
-    def _backend(self) -> contextlib.AbstractContextManager[None]:
-        # Here, not around the whole model: activation checkpointing reruns blocks outside the model's forward pass.
-        return contextlib.nullcontext() if self.kernel == "auto" else sdpa_kernel(_BACKENDS[self.kernel])
+
+def backend_of(kernel: Kernel) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which scaled_dot_product_attention runs this kernel.
+
+    Enter it in the layer, not around the whole model: activation checkpointing reruns blocks outside the model's
+    forward pass.
+    """
+    return contextlib.nullcontext() if kernel in ("auto", "flex") else sdpa_kernel(_BACKENDS[kernel])
 
 
-def _softmax_weights(q_BHQK: Tensor, k_BHNK: Tensor, bias: Tensor | None) -> Tensor:
+def softmax_weights(q_BHQK: Tensor, k_BHNK: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the softmax of scaled scores plus `bias`, [B, H, Q, N]."""
     scores_BHQN = (q_BHQK * q_BHQK.shape[-1] ** -0.5) @ k_BHNK.transpose(-2, -1)
     return (scores_BHQN if bias is None else scores_BHQN + bias).softmax(dim=-1)
 
@@ -124,6 +151,9 @@ def check_attention_kernel(
     if kernel in ("auto", "explicit"):
         return
     device = torch.device(device)
+    if kernel == "flex":
+        _check_flex(device, dropout=dropout, bias=bias)
+        return
     try:
         q, k, v = (torch.zeros(1, 1, 8, head_dim, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
         mask = torch.zeros(1, 1, 8, 8, device=device, dtype=dtype, requires_grad=True) if bias else None
@@ -139,3 +169,14 @@ def check_attention_kernel(
             f"model.kernel = {kernel}: this kernel does not run {' '.join(needs)}. "
             "Use auto (the fastest available), math or explicit."
         ) from error
+
+
+def _check_flex(device: torch.device, *, dropout: float, bias: bool) -> None:
+    if device.type != "cuda":
+        raise UserError(
+            f"model.kernel = flex: FlexAttention has no backward pass on {device.type}, only on GPUs; use auto."
+        )
+    if dropout:
+        raise UserError("model.kernel = flex and model.attn_dropout: FlexAttention has no dropout; use kernel=auto.")
+    if bias:
+        raise UserError("model.kernel = flex and model.pos_embed = relative exclude each other; use kernel=auto.")

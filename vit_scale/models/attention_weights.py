@@ -14,9 +14,15 @@ from torch import Tensor, nn
 
 from vit_scale.errors import UserError
 from vit_scale.models.attention import Attention
+from vit_scale.models.block import run_block
+from vit_scale.models.layers.token_groups import Grid
+from vit_scale.models.vit import VisionTransformer
 
-Weights = Callable[[Tensor], Tensor]
-"""Maps the normalized input of a block to its attention weights [B, heads, N, N]."""
+Weights = Callable[[Tensor, Grid | None], Tensor]
+"""Maps the normalized input of a block to its attention weights [B, heads, N, N].
+
+Rows and columns of patches are the second argument if they are not the model's own.
+"""
 
 
 @torch.no_grad()
@@ -32,12 +38,12 @@ def attention_weights(model: nn.Module, x_BCHW: Tensor, *, start: int = 0) -> It
         raise UserError(f"attention_weights: {type(model).__name__} has no plain ViT attention blocks.")
     chosen = blocks[start:]
     x_BND = _input_of(model, chosen[0][0], x_BCHW)
-    previous = None
+    previous, grid = None, _other_grid(model, x_BCHW)
     for block, weights_of in chosen:
         # The model is in another state only while it computes, not while the caller uses the weights.
         with evaluation_mode(model):
-            x_BND = x_BND if previous is None else previous(x_BND)
-            weights_BHNN = weights_of(block.norm1(x_BND))
+            x_BND = x_BND if previous is None else run_block(previous, x_BND, None, None, grid=grid)
+            weights_BHNN = weights_of(block.norm1(x_BND), grid)
         yield weights_BHNN
         del weights_BHNN  # Freed before the next block's are computed, unless the caller keeps them.
         previous = block
@@ -78,8 +84,17 @@ def _weights_of(block: Any) -> Weights | None:
     from timm.models.vision_transformer import Block as TimmBlock
 
     if type(block) is TimmBlock and type(attention) is TimmAttention:
-        return lambda x_BND: _timm_weights(attention, x_BND)
+        return lambda x_BND, _grid: _timm_weights(attention, x_BND)
     return None
+
+
+def _other_grid(model: Any, x_BCHW: Tensor) -> Grid | None:
+    """Return rows and columns of patches of these images, if they are not those of one of our models."""
+    if not isinstance(model, VisionTransformer):
+        return None
+    rows, columns = model.patch_size
+    grid = x_BCHW.shape[2] // rows, x_BCHW.shape[3] // columns
+    return None if grid == model.variant.grid else grid
 
 
 def _timm_weights(attention: Any, x_BND: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 Shapes: B batch, N tokens, D token width.
 """
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,9 @@ from vit_scale.models.attention import NORM_EPS, Attention, Kernel
 from vit_scale.models.layers.drop_path import Draw, DropPath
 from vit_scale.models.layers.mlp import Mlp, SwiGlu
 from vit_scale.models.layers.pos_embed import RelativeBias, RotaryEmbedding
+from vit_scale.models.layers.token_groups import Grid
+from vit_scale.models.linear_attention import LinearAttention
+from vit_scale.models.sparse_attention import GroupedAttention
 from vit_scale.models.variants import Variant
 
 Draws = tuple[Draw | None, Draw | None]
@@ -41,6 +45,7 @@ class Block(nn.Module):
     def __init__(
         self,
         variant: Variant,
+        index: int = 0,
         *,
         position: RotaryEmbedding | RelativeBias | None = None,
         drop_path: float = 0.0,
@@ -50,17 +55,7 @@ class Block(nn.Module):
         super().__init__()
         dim = variant.embed_dim
         self.norm1 = nn.LayerNorm(dim, eps=NORM_EPS)
-        self.attn = Attention(
-            dim,
-            variant.num_heads,
-            qkv_bias=variant.qkv_bias,
-            bias=variant.bias,
-            qk_norm=variant.qk_norm,
-            dropout=variant.dropout,
-            attn_dropout=variant.attn_dropout,
-            position=position,
-            kernel=kernel,
-        )
+        self.attn = _attention(variant, index, position, kernel)
         self.ls1 = _layer_scale(variant)
         self.drop_path1 = DropPath(drop_path, drop_path_mode)
         self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS)
@@ -75,17 +70,19 @@ class Block(nn.Module):
         keep_BN: Tensor | None = None,
         shortcut: Shortcut | None = None,
         draws: Draws = (None, None),
+        grid: Grid | None = None,
     ) -> Tensor:
         """Apply attention and MLP.
 
         `keep_BN`: indices of the tokens that patch dropout kept, for position embeddings inside attention.
         `shortcut`: how to compute the same faster; None: by the plain code.
         `draws`: those of stochastic depth; None: each branch draws its own.
+        `grid`: rows and columns of patches if they are not the model's own and attention depends on them.
         """
         if shortcut is not None:
-            return fast_block.forward(self, x_BND, keep_BN, shortcut, draws)
+            return fast_block.forward(self, x_BND, keep_BN, shortcut, draws, grid)
         kept = () if keep_BN is None else (keep_BN,)
-        x_BND = self.drop_path1(x_BND, self._attention_branch, *kept, draw=draws[0])
+        x_BND = self.drop_path1(x_BND, partial(self._attention_branch, grid=grid), *kept, draw=draws[0])
         return self.drop_path2(x_BND, self._mlp_branch, draw=draws[1])
 
     def draw(self, x_BND: Tensor) -> Draws:
@@ -94,22 +91,33 @@ class Block(nn.Module):
             return None, None
         return self.drop_path1.draw(x_BND), self.drop_path2.draw(x_BND)
 
-    def _attention_branch(self, x_BND: Tensor, *kept: Tensor) -> Tensor:
-        return self.ls1(self.attn(self.norm1(x_BND), *kept))
+    def _attention_branch(self, x_BND: Tensor, *kept: Tensor, grid: Grid | None) -> Tensor:
+        return self.ls1(self.attn(self.norm1(x_BND), *kept, **({} if grid is None else {"grid": grid})))
 
     def _mlp_branch(self, x_BND: Tensor) -> Tensor:
         return self.ls2(self.mlp(self.norm2(x_BND)))
 
 
 def run_block(
-    block: nn.Module, x_BND: Tensor, keep_BN: Tensor | None, shortcut: Shortcut | None, *, recompute: bool = False
+    block: nn.Module,
+    x_BND: Tensor,
+    keep_BN: Tensor | None,
+    shortcut: Shortcut | None,
+    *,
+    grid: Grid | None = None,
+    recompute: bool = False,
 ) -> Tensor:
-    """Run a block, or a module in place of one; `recompute`: compute its activations again in the backward pass."""
+    """Run a block, or a module in place of one; `recompute`: compute its activations again in the backward pass.
+
+    `grid`: rows and columns of patches if they are not the model's own.
+    """
     draws = block.draw(x_BND) if isinstance(block, Block) else (None, None)
     # A hook on a block, or a module in place of one, gets the tokens only, as in timm.
     inputs: tuple[Any, ...] = (x_BND,) if keep_BN is None and shortcut is None else (x_BND, keep_BN, shortcut)
     if draws != (None, None):
         inputs = (x_BND, keep_BN, shortcut, draws)
+    if grid is not None and isinstance(block, Block) and isinstance(block.attn, GroupedAttention):
+        inputs = (x_BND, keep_BN, shortcut, draws, grid)
     if recompute and block.training and torch.is_grad_enabled():  # A frozen block is never in training mode.
         return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=True)
     return block(*inputs)
@@ -118,6 +126,29 @@ def run_block(
 def is_recomputed(index: int, mode: Literal["none", "selective", "full"]) -> bool:
     """Return whether activation checkpointing recomputes the block of this index."""
     return mode == "full" or (mode == "selective" and index % 2 == 0)
+
+
+def _attention(
+    variant: Variant, index: int, position: RotaryEmbedding | RelativeBias | None, kernel: Kernel
+) -> Attention:
+    """Return the attention of the block with this index."""
+    options: dict[str, Any] = {
+        "qkv_bias": variant.qkv_bias,
+        "bias": variant.bias,
+        "qk_norm": variant.qk_norm,
+        "dropout": variant.dropout,
+        "attn_dropout": variant.attn_dropout,
+        "position": position,
+        "kernel": kernel,
+    }
+    dim, heads, grouping = variant.embed_dim, variant.num_heads, variant.grouping_of(index)
+    if grouping is not None:
+        return GroupedAttention(
+            dim, heads, grid=variant.grid, prefix=variant.num_prefix_tokens, grouping=grouping, **options
+        )
+    if variant.attention_of(index) == "linear":
+        return LinearAttention(dim, heads, random_features=variant.num_random_features, **options)
+    return Attention(dim, heads, **options)
 
 
 def _layer_scale(variant: Variant) -> nn.Module:

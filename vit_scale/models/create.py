@@ -13,7 +13,7 @@ from vit_scale.config import ModelConfig
 from vit_scale.errors import UserError, nearest
 from vit_scale.models.attention import check_attention_kernel
 from vit_scale.models.timm_models import create_timm_model
-from vit_scale.models.variants import TIMM_PREFIX, Variant, resolve_variant
+from vit_scale.models.variants import TIMM_PREFIX, Variant, is_grouped, resolve_variant
 from vit_scale.models.vit import VisionTransformer
 from vit_scale.models.weights.freeze import freeze
 from vit_scale.models.weights.init import init_weights
@@ -75,6 +75,11 @@ def _construct_unfrozen(config: ModelConfig) -> nn.Module:
         return create_timm_model(config)
     variant = resolve_variant(config)
     check_kernel(config, variant)
+    if config.patch_dropout and is_grouped(variant):
+        raise UserError(
+            f"model.attention = {variant.attention} and model.patch_dropout = {config.patch_dropout:g} exclude each "
+            "other: groups of patches need every patch. Set model.patch_dropout=0, or model.attention=full or linear."
+        )
     return VisionTransformer(
         variant,
         drop_path=config.drop_path,
@@ -87,6 +92,11 @@ def _construct_unfrozen(config: ModelConfig) -> nn.Module:
 
 def check_kernel(config: ModelConfig, variant: Variant) -> None:
     """Try the kernel on the device where the model will run: the accelerator if there is one, otherwise the CPU."""
+    if config.kernel == "flex" and not is_grouped(variant):
+        raise UserError(
+            f"model.kernel = flex: FlexAttention computes model.attention = window, dilated and block, not "
+            f"{variant.attention}; use auto."
+        )
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     check_attention_kernel(
         config.kernel,

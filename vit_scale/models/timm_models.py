@@ -66,6 +66,8 @@ def create_counterpart(variant: Variant) -> nn.Module:
 
 def counterpart_options(variant: Variant) -> dict[str, Any]:
     """Return arguments for timm's VisionTransformer (or the distilled one) that give the same model."""
+    if variant.attention != "full":
+        raise UserError(f"timm's VisionTransformer does not support model.attention = {variant.attention!r}.")
     if variant.pos_embed not in ("learned", "none"):
         raise UserError(f"timm's VisionTransformer does not support model.pos_embed = {variant.pos_embed!r}.")
     same = ("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "num_heads", "mlp_ratio")

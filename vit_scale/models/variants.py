@@ -10,15 +10,19 @@ Touvron et al. 2021, "Training data-efficient image transformers" (arXiv:2012.12
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Iterable
 from typing import Literal
 
 from vit_scale.config import ModelConfig
 from vit_scale.errors import UserError, nearest
+from vit_scale.models.layers.token_groups import Grouping
 
 TIMM_PREFIX = "timm/"
 
 Mlp = Literal["gelu", "swiglu"]
 PosEmbed = Literal["learned", "learned_2d", "sincos", "rope", "relative", "none"]
+AttentionKind = Literal["full", "window", "dilated", "block", "linear"]
 Pool = Literal["cls", "mean", "max", "tokens"]
 Normalization = Literal["imagenet", "inception", "cifar10"]
 
@@ -59,6 +63,14 @@ class Variant:
     qk_norm: bool = False
     qkv_bias: bool = True
     bias: bool = True
+    attention: AttentionKind = "full"
+    window: int | None = None
+    window_shift: bool = True
+    dilation: int | None = None
+    random_features: int | None = None
+    """None: d ln d for a head width d."""
+    global_blocks: tuple[int, ...] = ()
+    """Blocks with full attention although `attention` is another kind; negative: from the end."""
     normalization: Normalization = "imagenet"
     """Pixel statistics that the published weights expect; a key of PIXEL_STATISTICS."""
     timm_name: str | None = None
@@ -86,6 +98,29 @@ class Variant:
         """Return the hidden width of the MLP. SwiGLU has three matrices: two thirds preserve the parameter count."""
         width = int(self.embed_dim * self.mlp_ratio)
         return width if self.mlp == "gelu" else (width * 2 // 3 + 7) // 8 * 8
+
+    @property
+    def head_dim(self) -> int:
+        """Return the width of an attention head."""
+        return self.embed_dim // self.num_heads
+
+    @property
+    def num_random_features(self) -> int:
+        """Return the random features per head of linear attention."""
+        return self.random_features or max(1, round(self.head_dim * math.log(self.head_dim)))
+
+    def attention_of(self, block: int) -> AttentionKind:
+        """Return the kind of attention of the block with this index."""
+        is_global = block in self.global_blocks or block - self.depth in self.global_blocks
+        return "full" if is_global else self.attention
+
+    def grouping_of(self, block: int) -> Grouping | None:
+        """Return how the block with this index groups the patches; None: it does not (full and linear attention)."""
+        kind = self.attention_of(block)
+        if kind in ("full", "linear"):
+            return None
+        shifted = kind == "window" and self.window_shift and block % 2 == 1
+        return Grouping(self.window, self.dilation if kind == "dilated" else None, shifted, bands=kind == "block")
 
     @property
     def norm_after_pool(self) -> bool:
@@ -229,6 +264,80 @@ def _check_variant(variant: Variant) -> None:
         raise UserError(
             f"model.distilled = true has heads on two tokens; model.pool = {variant.pool} does not support that."
         )
+    _check_attention(variant)
+    check_groups(variant)
+
+
+def _check_attention(variant: Variant) -> None:
+    kind, unused = variant.attention, ("window", "dilation", "random_features", "global_blocks")
+    if kind == "full" and (option := next((name for name in unused if getattr(variant, name)), None)):
+        raise UserError(
+            f"model.{option} = {getattr(variant, option)}: has no effect with model.attention = full; "
+            f"set model.attention=window, dilated, block or linear, or model.{option}={_UNSET.get(option, 'null')}."
+        )
+    for block in variant.global_blocks:
+        if not -variant.depth <= block < variant.depth:
+            raise UserError(f"model.global_blocks: indices are 0 to {variant.depth - 1}, or negative; got {block}.")
+    if kind != "linear":
+        return
+    if variant.pos_embed == "relative":
+        raise UserError(
+            "model.attention = linear and model.pos_embed = relative exclude each other: a bias per pair of tokens "
+            "needs all attention weights. Use model.pos_embed=learned, sincos or rope, or another model.attention."
+        )
+    if variant.attn_dropout:
+        raise UserError(
+            f"model.attention = linear and model.attn_dropout = {variant.attn_dropout:g} exclude each other: there are "
+            "no attention weights to drop. Use model.dropout, or another model.attention."
+        )
+
+
+_UNSET = {"global_blocks": "[]"}
+
+
+def check_groups(variant: Variant, source: str = "") -> None:
+    """Raise `UserError` if groups of patches do not divide the grid; `source`: the option that sets the image size."""
+    kind, (rows, columns) = variant.attention, variant.grid
+    if kind in ("full", "linear"):
+        return
+    if kind != "dilated" and variant.window is None:
+        sizes = _listed(divisor for divisor in _divisors(rows) if kind == "block" or columns % divisor == 0)
+        raise UserError(f"model.attention = {kind} requires model.window; for {rows} x {columns} patches: {sizes}.")
+    if kind == "dilated" and variant.dilation is None:
+        raise UserError("model.attention = dilated requires model.dilation, e.g. model.dilation=2.")
+    dilation = variant.dilation or 1 if kind == "dilated" else 1
+    lengths = (rows,) if kind == "block" else (rows, columns)
+    step = (variant.window or 1) * dilation
+    if all(length % step == 0 for length in lengths):
+        return
+    source = source or f"model.img_size = {_size(variant.img_size)}"
+    what = f"model.window = {variant.window}" if variant.window else f"model.dilation = {dilation}"
+    if variant.window and dilation > 1:
+        what += f" times model.dilation = {dilation}"
+    common = [divisor for divisor in _divisors(rows) if all(length % divisor == 0 for length in lengths)]
+    raise UserError(
+        f"{what} does not divide the {rows} x {columns} patches of {source}; use {_listed(common)}"
+        f"{' as their product' if variant.window and dilation > 1 else ''}, or another image size."
+    )
+
+
+def is_grouped(variant: Variant) -> bool:
+    """Return whether a block has patches in several groups, each of which attends to its own."""
+    groupings = (variant.grouping_of(block) for block in range(variant.depth))
+    return any(grouping is not None and not grouping.is_one_group(variant.grid) for grouping in groupings)
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _size(size: tuple[int, int]) -> str:
+    return str(size[0]) if size[0] == size[1] else f"{size[0]} x {size[1]}"
 
 
 def check_model_name(name: str) -> None:

@@ -21,6 +21,7 @@ from vit_scale.models.layers.drop_path import drop_path_rates
 from vit_scale.models.layers.dropout import Dropout, drop_patches, keep_patches
 from vit_scale.models.layers.patch_embed import PatchEmbed
 from vit_scale.models.layers.pos_embed import RelativeBias, RotaryEmbedding, RowColumnEmbedding, sincos_2d
+from vit_scale.models.layers.token_groups import Grid
 from vit_scale.models.variants import Pool, Variant
 from vit_scale.models.weights.freeze import keep_frozen_in_eval
 from vit_scale.models.weights.init import is_token_or_position
@@ -68,12 +69,13 @@ class VisionTransformer(nn.Module):
         self.blocks = nn.ModuleList(
             Block(
                 variant,
-                position=_attention_position(variant),
+                index,
+                position=_attention_position(variant, index),
                 drop_path=rate,
                 drop_path_mode=drop_path_mode,
                 kernel=kernel,
             )
-            for rate in rates
+            for index, rate in enumerate(rates)
         )
         late = variant.norm_after_pool
         self.norm = nn.Identity() if late else nn.LayerNorm(dim, eps=NORM_EPS)
@@ -131,11 +133,11 @@ class VisionTransformer(nn.Module):
         shortcut = kernels.choose(self)
         x_BND, keep_BN = self._embed(x_BCHW)
         found = {}
+        prefix, grid = self.num_prefix_tokens, self._grid_of(x_BCHW)
         for index, block in enumerate(self.blocks[: max(wanted) + 1]):
-            x_BND = self._run(index, block, x_BND, keep_BN, shortcut)
+            x_BND = self._run(index, block, x_BND, keep_BN, shortcut, grid)
             if index in wanted:
                 found[index] = self.norm(x_BND) if norm else x_BND
-        prefix, grid = self.num_prefix_tokens, self._grid_of(x_BCHW)
         patches = [found[i][:, prefix:] for i in wanted]
         if as_maps:
             patches = [x_BGD.transpose(1, 2).unflatten(2, grid).contiguous() for x_BGD in patches]
@@ -218,10 +220,11 @@ class VisionTransformer(nn.Module):
         `found` receives the tokens after the blocks that are its keys.
         """
         x_BND, keep_BN = self._embed(x_BCHW, keep_BK)
+        grid = self._grid_of(x_BCHW)
         for index, block in enumerate(self.blocks):
             if shortcut is not None and index == self.depth - 1:
                 shortcut = shortcut._replace(tokens=head_tokens)
-            x_BND = self._run(index, block, x_BND, keep_BN, shortcut)
+            x_BND = self._run(index, block, x_BND, keep_BN, shortcut, grid)
             if found is not None and index in found:
                 found[index] = x_BND
         return self.norm(x_BND)
@@ -261,10 +264,17 @@ class VisionTransformer(nn.Module):
         return torch.cat([*tokens], dim=1) if tokens else self.patch_embed.proj.weight.new_zeros(1, 0, self.embed_dim)
 
     def _run(
-        self, index: int, block: nn.Module, x_BND: Tensor, keep_BN: Tensor | None, shortcut: Shortcut | None
+        self,
+        index: int,
+        block: nn.Module,
+        x_BND: Tensor,
+        keep_BN: Tensor | None,
+        shortcut: Shortcut | None,
+        grid: Grid,
     ) -> Tensor:
         recompute = is_recomputed(index, self.activation_checkpointing)
-        return run_block(block, x_BND, keep_BN, shortcut, recompute=recompute)
+        other = None if grid == self.variant.grid else grid
+        return run_block(block, x_BND, keep_BN, shortcut, grid=other, recompute=recompute)
 
     def _forward_two_heads(self, x_BND: Tensor, pre_logits: bool) -> Tensor | tuple[Tensor, Tensor]:
         class_BD, distilled_BD = x_BND[:, 0], x_BND[:, 1]
@@ -291,12 +301,14 @@ def _head(variant: Variant) -> nn.Module:
     return nn.Linear(variant.embed_dim, variant.num_classes) if variant.num_classes else nn.Identity()
 
 
-def _attention_position(variant: Variant) -> RotaryEmbedding | RelativeBias | None:
+def _attention_position(variant: Variant, index: int) -> RotaryEmbedding | RelativeBias | None:
     prefix = variant.num_prefix_tokens
     if variant.pos_embed == "rope":
         return RotaryEmbedding(variant.grid, prefix, variant.embed_dim // variant.num_heads)
     if variant.pos_embed == "relative":
-        return RelativeBias(variant.grid, prefix, variant.num_heads)
+        grouping = variant.grouping_of(index)
+        all_pairs = grouping is None or grouping.is_one_group(variant.grid)
+        return RelativeBias(variant.grid, prefix, variant.num_heads, all_pairs=all_pairs)
     return None
 
 

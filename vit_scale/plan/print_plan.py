@@ -11,7 +11,7 @@ from rich.text import Text
 
 from vit_scale.config import Strategy
 from vit_scale.cost.strategy_names import LABELS, format_strategy
-from vit_scale.format import duration, memory_size, percent, significant
+from vit_scale.format import long_duration, memory_size, percent, significant
 from vit_scale.plan.data_size import DataSize
 from vit_scale.plan.lr_plot import BLOCKS, plot_learning_rate
 from vit_scale.plan.run_plan import RunPlan, sharding
@@ -63,6 +63,7 @@ def _rows(run: RunPlan) -> dict[str, str]:
     auto = ", auto: largest that fits" if config.batch.micro == "auto" and run.machine.device == "cuda" else ""
     rows = {
         "model": format_model(config.model.name, run.report.count),
+        "attention": "" if run.report.attention is None else run.report.attention.describe(),
         "timm check": run.timm.summary(),
         "weights": f"{config.model.weights} (not read in a dry run)" if config.model.weights else "",
         "data": f"{config.data.source} ({_format_data(run.data)})",
@@ -181,14 +182,8 @@ def _cost(run: RunPlan) -> dict[str, str]:
     return rows | {
         "throughput": f"{significant(cost.images_per_second, 3)} images/s = {speed} / FLOPs per image",
         "data loading": f"{each} images/s per {unit} required{cores}",
-        "time": f"{_long_duration(cost.seconds)}, {hours}; excludes evaluation and checkpointing",
+        "time": f"{long_duration(cost.seconds)}, {hours}; excludes evaluation and checkpointing",
     }
-
-
-def _long_duration(seconds: float) -> str:
-    """Format as `9h 20m`, or in days from two days on."""
-    days = seconds / 86400
-    return f"{significant(days, 3)} days" if days >= 2 else duration(seconds)
 
 
 def _format_deepspeed(settings: dict[str, object]) -> str:

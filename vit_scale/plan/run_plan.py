@@ -109,7 +109,9 @@ def make_run_plan(
     precision = machine.precision(config.parallel.precision)
     config = _resolve_options(config, data, precision)
     # The report excludes activations: the micro-batch size is determined from it.
-    report = report_on(dataclasses.replace(config, batch=BatchConfig()), gpus=machine.devices)
+    report = report_on(
+        dataclasses.replace(config, batch=BatchConfig()), gpus=machine.devices, on_cpu=machine.device == "cpu"
+    )
     sizes: dict[str, Any] = {"train_images": data.images, "processes": machine.devices, "device": machine.device}
     plan = make_plan(config, **sizes, multiple=report.multiple)
     plan, options = _strategies(config, plan, report, machine, precision, sharding(strategy))

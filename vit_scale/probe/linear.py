@@ -22,7 +22,7 @@ from torch import Tensor
 from vit_scale.data.sampling import sample_index
 from vit_scale.data.sources.table_source import balanced_holdout
 
-LEARNING_RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
+LEARNING_RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)
 WEIGHT_DECAYS = (0.0, 1e-4, 1e-3, 1e-2)
 HELD_OUT = 0.2
 """Fraction of the training images that the setting is selected on."""

@@ -22,7 +22,8 @@ from vit_scale.data.sources.streams import count_images
 from vit_scale.data.targets import ClassTarget
 from vit_scale.errors import UserError
 from vit_scale.models.interface import ImageModel, backbone_of
-from vit_scale.probe.features import FeatureModel, FeatureSet, compute_features
+from vit_scale.models.variants import TIMM_PREFIX, resolve_variant
+from vit_scale.probe.features import FeatureModel, FeatureSet, Pooling, compute_features
 from vit_scale.probe.knn import knn_predict
 from vit_scale.probe.labeled import LabeledImages, label_images, own_rows
 from vit_scale.schedule import Plan
@@ -62,7 +63,7 @@ class KnnProbe:
         precision: Precision,
     ) -> None:
         """`rank`: of this process; `cores`: that are for it; `precision`: of the forward pass."""
-        self.images, self.task = images, task
+        self.images, self.task, self._pooling = images, task, _pooling(config)
         self._half = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
         target = ClassTarget()
         workers = choose_workers(config.data, cores, images.train)
@@ -104,7 +105,7 @@ class KnnProbe:
         return {KNN_TOP1.name: (predicted[k] == val.labels).double().mean().item()}
 
     def _features(self, model: nn.Module, loader: EvalLoader, advance: Callable[[], None]) -> FeatureSet:
-        task, extract = self.task, FeatureModel(backbone_of(model))
+        task, extract = self.task, FeatureModel(backbone_of(model), pooling=self._pooling)
 
         def prepare(batch: Batch) -> Tensor:
             return task.normalized(batch).to(task.dtype)
@@ -116,3 +117,11 @@ class KnnProbe:
         """Stop the data-loading workers."""
         self.train.close()
         self.val.close()
+
+
+def _pooling(config: Config) -> Pooling | None:
+    """Return what `model.pool` reads, as launch/probe.py does; the task may let the backbone return all tokens."""
+    if config.model.name.startswith(TIMM_PREFIX):
+        return None
+    variant = resolve_variant(config.model)
+    return "cls" if variant.pool == "cls" and variant.class_token else "mean"

@@ -17,7 +17,7 @@ _PARTS = {
     "tokens": ("tokens", ""),
     "position embedding": ("position", ""),
     "attention projections": ("attention", "attention_projections"),
-    "attention N x N matmuls": ("", "attention_matmuls"),
+    "attention matmuls": ("", "attention_matmuls"),
     "MLP": ("mlp", "mlp"),
     "norms": ("norms", ""),
     "LayerScale": ("layer_scale", ""),
@@ -41,6 +41,8 @@ def print_page(report: ModelReport, console: Console) -> None:
         console.print(grid)
     else:
         console.print(left, "", right)
+    if report.attention is not None:
+        console.print(Text(f"\nattention: {report.attention.describe()}"))
     console.print("", _activations(report), "", _memory(report), "")
 
 
@@ -66,7 +68,7 @@ def _forward(report: ModelReport) -> Table:
     table.add_row("plus 5 per LayerNorm element (timm csv)", f"{giga(count.macs_timm_csv)} GMACs")
     table.add_row("2 x MACs (torch, open_clip)", f"{giga(count.flops)} GFLOPs")
     table.add_row("attention", percent(count.attention_fraction, 1))
-    table.add_row("attention N x N matmuls", percent(count.quadratic_fraction, 1))
+    table.add_row("attention matmuls without projections", percent(count.quadratic_fraction, 1))
     table.add_row("method", count.method)
     return table
 

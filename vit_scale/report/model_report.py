@@ -14,11 +14,19 @@ from vit_scale.cost.count import ModelCount, count_trained
 from vit_scale.cost.memory import States, Strategy, optimizer_moments, states_by_strategy
 from vit_scale.cost.meta import build_on_meta
 from vit_scale.cost.trace import stage_names
-from vit_scale.cost.training import CostPart, frozen_bytes, training_activations, training_cost
+from vit_scale.cost.training import (
+    AttentionSaving,
+    CostPart,
+    attention_saving,
+    frozen_bytes,
+    training_activations,
+    training_cost,
+)
 from vit_scale.data.batch import DataInfo
 from vit_scale.models.interface import backbone_of
 from vit_scale.models.variants import TIMM_PREFIX, resolve_variant
 from vit_scale.tasks import task_class
+from vit_scale.tasks.distill.source import find_teacher
 from vit_scale.tasks.task import Task
 
 
@@ -69,6 +77,8 @@ class ModelReport:
     train_flops_by_part: dict[str, float]
     """FLOPs executed per training image, by part of the task."""
     activations: Activations
+    attention: AttentionSaving | None
+    """What the kind of attention saves; None with full attention."""
     memory: dict[Strategy, dict[str, int]]
     """Bytes per GPU: strategy -> part -> bytes; includes activations if the batch size is known."""
     assumed: Assumed
@@ -104,6 +114,7 @@ class ModelReport:
             "macs_by_part": count.macs_by_part,
             "attention_fraction": count.attention_fraction,
             "quadratic_fraction": count.quadratic_fraction,
+            "attention": None if self.attention is None else dataclasses.asdict(self.attention),
             "train_flops_per_image_nominal": count.nominal_train_flops_per_image,
             "train_flops_per_image_actual": self.train_flops,
             "train_flops_per_image_by_part": self.train_flops_by_part,
@@ -122,17 +133,18 @@ def report_on(
     batch: int | None = None,
     recipe: str | None = None,
     task_type: type[Task] | None = None,
+    on_cpu: bool = False,
 ) -> ModelReport:
     """Count the model of `config` on the meta device, and what training it on its task takes.
 
-    `task_type`: another task than `task.name`.
+    `task_type`: another task than `task.name`. `on_cpu`: whether a CPU trains.
     """
     task = _task_without_data(config, task_type or task_class(config))
     trained = build_on_meta(task.build)
     parts = task.cost_parts(trained)
     model = backbone_of(trained)
     assumed = _assumed(config, gpus, batch)
-    activations = training_activations(parts, config, assumed.precision)
+    activations = training_activations(parts, config, assumed.precision, on_cpu=on_cpu)
     return ModelReport(
         model=config.model.name,
         recipe=recipe,
@@ -143,6 +155,7 @@ def report_on(
         cost_parts=tuple(parts),
         train_flops_by_part=training_cost(parts, config, batch=assumed.batch).flops,
         activations=activations,
+        attention=attention_saving(parts, config, assumed.precision, on_cpu=on_cpu),
         memory=_memory(config, trained, parts, assumed, activations),
         assumed=assumed,
         multiple=task.multiple,
@@ -166,12 +179,18 @@ def _assumed(config: Config, gpus: int, batch: int | None) -> Assumed:
 
 
 def _task_without_data(config: Config, task_type: type[Task]) -> Task:
-    """Return the task of a recipe whose data is not opened; missing numbers are those of the model's own table."""
+    """Return the task of a recipe whose data is not opened.
+
+    Missing numbers are those of the model's own table; a student has the classes and channels of its teacher.
+    """
     model = dataclasses.replace(config.model, weights=None, kernel="auto")
     classes, channels = 1000, 3
     if not model.name.startswith(TIMM_PREFIX):
         variant = resolve_variant(model)
         classes, channels = variant.num_classes, variant.in_chans
+    if config.distill.teacher is not None:
+        teacher = find_teacher(config, num_classes=model.num_classes or classes, in_chans=model.in_chans or channels)
+        classes, channels = teacher.num_classes, teacher.in_chans
     names = tuple(map(str, range(classes if model.num_classes is None else model.num_classes)))
     return task_type(dataclasses.replace(config, model=model), DataInfo(0, model.in_chans or channels, names))
 

@@ -44,6 +44,8 @@ def _next_commands(folder: Path, task: type[Task], sync: str | None) -> dict[str
         commands[command_line("eval", str(folder))] = "metrics in detail"
     if "predict" in supported:
         commands[command_line("predict", str(folder), "IMAGE")] = "predict your own images"
+    if "probe" in supported:
+        commands[command_line("probe", str(folder))] = "judge its features with labels: k-NN and linear probe"
     if "finetune" in supported:
         commands[command_line("train", "RECIPE", f"model.weights={folder}")] = "fine-tune the model on labeled images"
     return commands | ({sync: "upload to W&B"} if sync else {})

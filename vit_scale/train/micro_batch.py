@@ -190,7 +190,7 @@ def fits_in_host_memory(config: Config, parts: list[CostPart], size: int, precis
     """Return whether the activations of `size` images need less than half of the free memory, by the closed form."""
     if any(part.backward and not hasattr(part.module, "variant") for part in parts):
         return True  # activations of timm models are not counted
-    per_image = training_activations(parts, config, precision)
+    per_image = training_activations(parts, config, precision, on_cpu=True)
     return size * per_image.total < 0.5 * psutil.virtual_memory().available
 
 

@@ -116,9 +116,14 @@ class Measurements:
     def eval_seconds(self) -> float:
         """All evaluations of the whole run; with an EMA each has two passes."""
         assert self.trial_plan is not None
-        batches = math.ceil(self.size.val_images / (self.trial_plan.eval_batch * self.plan.processes))
+        batches = math.ceil(self.eval_images / (self.trial_plan.eval_batch * self.plan.processes))
         passes = 2 if self.config.ema.decay else 1
         return self.evaluations * passes * batches * self.eval_batch_seconds
+
+    @property
+    def eval_images(self) -> int:
+        """Images per evaluation of the whole run; 0: unknown."""
+        return min(self.size.val_images, self.config.run.eval_images or self.size.val_images)
 
     @property
     def evaluations(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vit_scale.format import duration, memory_size, significant
+from vit_scale.format import duration, long_duration, memory_size, significant
 from vit_scale.record.terminal import Terminal
 from vit_scale.trial.measurements import Measurements
 
@@ -34,11 +34,11 @@ def _speed(measured: Measurements) -> dict[str, str]:
         return rows | {"whole run": "unknown length: the number of training images is unknown"}
     real = measured.real_step_seconds
     steps = f"{plan.steps:,} steps of {plan.global_batch:,} images in {_seconds(real)} each"
-    parts = [f"{steps}: {_long(measured.train_seconds)}"]
+    parts = [f"{steps}: {long_duration(measured.train_seconds)}"]
     if measured.eval_batch_seconds and measured.size.val_images:
-        parts.append(f"{measured.evaluations:,} evaluations: {_long(measured.eval_seconds)}")
+        parts.append(f"{measured.evaluations:,} evaluations: {long_duration(measured.eval_seconds)}")
     total = measured.train_seconds + measured.eval_seconds + measured.save_seconds
-    return rows | {"whole run": f"about {_long(total)} on this system ({'; '.join(parts)})"}
+    return rows | {"whole run": f"about {long_duration(total)} on this system ({'; '.join(parts)})"}
 
 
 def _changes(measured: Measurements) -> dict[str, str]:
@@ -54,9 +54,3 @@ def _changes(measured: Measurements) -> dict[str, str]:
 
 def _seconds(seconds: float) -> str:
     return f"{significant(seconds, 2)}s" if seconds < 60 else duration(seconds)
-
-
-def _long(seconds: float) -> str:
-    """Format as `9h 20m`, or in days from two days on."""
-    days = seconds / 86400
-    return f"{significant(days, 3)} days" if days >= 2 else duration(seconds)

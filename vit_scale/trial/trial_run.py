@@ -117,10 +117,10 @@ def _uninterrupted(measured: Measurements, recipe: str, terminal: Terminal, *, l
         with terminal.phase("Evaluating") as phase:
             measured.part = "evaluate"
             _evaluate(run, measured)
-            measured.read_memory(run.device)
             phase.next("Saving a checkpoint")
             measured.part = "save"
             checkpoint = _save(run, measured)
+            measured.read_memory(run.device)  # On a CPU, the copy for the checkpoint is part of the peak.
             phase.next("Continuing")
             measured.part = "resume"
             _take_steps(run, batches, measured)

@@ -177,6 +177,14 @@ def test_report_counts_the_teacher_at_its_own_size(teacher: Path) -> None:
     assert small["model"] < full["model"]
 
 
+def test_report_without_data_takes_classes_and_channels_from_the_teacher(tmp_path: Path) -> None:
+    """So does --try; the student's own table says 10 classes and 3 channels."""
+    teacher = make_teacher(tmp_path / "seven", names=DIGITS[:7])
+    assert report_on(build_config(student(teacher))).classes == 7
+    with pytest.raises(UserError, match="it has 7 classes, the student 9"):
+        report_on(build_config(student(teacher, model={"num_classes": 9})))
+
+
 def test_dry_run_refuses_a_teacher_of_other_classes(tmp_path: Path) -> None:
     recipe = student(make_teacher(tmp_path / "few", names=DIGITS[:3]))
     with pytest.raises(UserError, match="it has 3 classes, the student 10"):

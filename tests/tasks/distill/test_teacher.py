@@ -161,13 +161,13 @@ WRONG: list[tuple[Callable[[Path], dict], str]] = [
     (lambda top: {"teacher": top / "nothing"}, "not found; use timm/<name>, a run directory or a weights file"),
     (lambda top: {"teacher": top}, "not a run directory"),
     (lambda top: {"teacher": "timm/resnet18.a1_in1k"}, "it has 1,000 classes, the student 10"),
-    (lambda top: {"teacher": "timm/resnet1"}, "resnet1"),
+    (lambda top: {"teacher": "timm/resnet1"}, "distill.teacher: timm has no model 'resnet1'"),
     (lambda top: {"teacher": "timm/test_vit.nothing"}, "timm"),
     (lambda top: {"teacher": make_teacher(top / "few", names=DIGITS[:4])}, "it has 4 classes, the student 10"),
     (other_order, "its class 1 is '2', but '1' in the data"),
     (without_weights, "no weights yet"),
     (damaged, "cannot read the weights"),
-    (another_model, "another architecture"),
+    (another_model, "another architecture; set distill.teacher_model, or use their run directory"),
     (other_classes_in_file, "the weights have 7 classes, the model 10"),
     (another_task, "was trained with task 'segment'; a teacher must classify"),
     (gray, "it takes images of 1 channel, the student 3"),
@@ -201,4 +201,5 @@ def test_teacher_that_does_not_fit_is_refused(wrong: Callable[[Path], dict], mes
     text = str(caught.value)
     assert message in text
     assert "model.weights" not in text
+    assert "model.name" not in text
     assert len(text.splitlines()) <= 3

@@ -1,10 +1,8 @@
-"""Runs of a masked autoencoder: the same under every strategy, resumed, evaluated, fine-tuned and exported."""
+"""Runs of a masked autoencoder: evaluated, probed, fine-tuned and exported."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +16,14 @@ import vit_scale
 from vit_scale.commands.eval import main as evaluate
 from vit_scale.commands.export import main as export
 from vit_scale.commands.predict import main as predict
+from vit_scale.commands.probe import main as probe
 from vit_scale.errors import UserError
+from vit_scale.inference.loaded_run import load_encoder
+from vit_scale.inference.pretrained import load_target
 from vit_scale.models import create_model
 from vit_scale.models.weights.load import load_weights
+from vit_scale.probe import linear, projection
+from vit_scale.probe.features import FeatureModel
 from vit_scale.recipe import load_recipe
 from vit_scale.train.run_recipe import run_recipe
 
@@ -33,7 +36,7 @@ RECIPE = {
     "optim": {"lr": 3e-3},
     "batch": {"global": 32, "micro": 8},
     "ema": {"decay": 0.9},
-    "run": {"log_every": 1, "eval_every": 4, "save_every": 100},
+    "run": {"log_every": 1, "eval_every": 4, "save_every": 100, "probe_every": 3},
     "track": {"wandb": "disabled"},
 }
 ENCODER = {"img_size": 8, "patch_size": 2, "registers": 1, "in_chans": 1}
@@ -64,48 +67,10 @@ def run(recipe: Path) -> Path:
     return train(recipe, recipe.parent / "one")
 
 
-@pytest.fixture(scope="module")
-def two(recipe: Path, root: Path, launch_processes: Callable) -> Path:
-    """The directory with runs of two processes, under DDP and ZeRO-3, uninterrupted and killed in their fourth step."""
-    jobs: list[dict] = []
-    for strategy in ("ddp", "zero3"):
-        whole, killed = (recipe.parent / f"{strategy}{ending}" for ending in ("", "-killed"))
-        options = [f"parallel.strategy={strategy}"]
-        jobs.append({"recipe": str(recipe), "options": [*options, f"run.dir={whole}"]})
-        jobs.append({"recipe": str(recipe), "options": [*options, f"run.dir={killed}"], "signal_at": 3})
-        jobs.append({"recipe": str(recipe), "options": [*options, f"run.dir={killed}"]})
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    worker = str(root / "tests/workers/train_many.py")
-    (done,) = launch_processes([*launcher, worker, json.dumps(jobs)], timeout=300)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "status 1 1 138" in done.stdout, "the second job was interrupted"
-    return recipe.parent
-
-
 def metrics(folder: Path) -> list[tuple[int, str, float]]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    keys = ("train/loss", "val/loss", "val_ema/loss")
+    keys = ("train/loss", *(f"{kind}/{name}" for kind in ("val", "val_ema") for name in ("loss", "knn_top1")))
     return [(line["step"], key, line[key]) for line in lines for key in keys if key in line]
-
-
-def assert_same_run(one: Path, other: Path, tolerance: float) -> None:
-    (names, values), (other_names, other_values) = (
-        ([row[:2] for row in metrics(folder)], [row[2] for row in metrics(folder)]) for folder in (one, other)
-    )
-    assert names == other_names
-    assert values == pytest.approx(other_values, abs=tolerance, rel=0)
-    for name in FILES:
-        torch.testing.assert_close(load_file(one / name), load_file(other / name), rtol=0, atol=tolerance)
-
-
-@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
-def test_two_processes_equal_one(run: Path, two: Path, strategy: str) -> None:
-    assert_same_run(run, two / strategy, tolerance=1e-4)
-
-
-@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
-def test_killed_run_resumes_bit_for_bit(two: Path, strategy: str) -> None:
-    assert_same_run(two / strategy, two / f"{strategy}-killed", tolerance=0)
 
 
 def test_final_weights_are_the_encoder_under_timms_names(run: Path) -> None:
@@ -115,7 +80,9 @@ def test_final_weights_are_the_encoder_under_timms_names(run: Path) -> None:
     assert {name.split(".")[0] for name in rest} == {"decoder"}
     summary = json.loads((run / "summary.json").read_text())
     assert summary["params"] == sum(t.numel() for t in (*weights.values(), *rest.values()))
-    assert summary["best/val/loss"] == min(value for _, key, value in metrics(run) if key != "train/loss")
+    assert summary["best/val/loss"] == min(
+        value for _, key, value in metrics(run) if key.startswith("val") and "loss" in key
+    )
     assert summary["best/val/loss"] < 1.1
 
 
@@ -136,6 +103,22 @@ def test_eval_computes_the_loss_of_the_last_evaluation(run: Path, tmp_path: Path
     last = [value for _, name, value in metrics(run) if name == key][-1]
     assert json.loads(out.read_text())["loss"] == pytest.approx(last, abs=1e-6)
     assert (tmp_path / "reconstructions.png").is_file()
+
+
+@pytest.mark.parametrize("kind", ["ema", "raw"])
+def test_knn_during_training_is_that_of_the_probe_command(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(linear, "STEPS", 1)
+    monkeypatch.setattr(projection, "_MIN_FOR_TSNE", 10**6)
+    out = tmp_path / "probe.json"
+    arguments = [str(run), "--weights", kind, "--k", "20", "--json", str(out), "--out", str(tmp_path)]
+    assert probe([*arguments, "data.workers=0"]) == 0
+    key = "val_ema/knn_top1" if kind == "ema" else "val/knn_top1"
+    found = {step: value for step, name, value in metrics(run) if name == key}
+    assert list(found) == [3, 6, 8], "every third step, and the last one"
+    assert json.loads(out.read_text())["blocks"][0]["knn20_top1"] == pytest.approx(found[8], abs=1e-9)
+    assert found[8] > 0.3, "digits differ without training"
 
 
 def test_fine_tuning_starts_from_the_encoder(
@@ -185,7 +168,17 @@ def test_export_is_the_encoder_with_pooled_features(
     printed = capsys.readouterr().out
     assert "maximum feature difference" in printed
     model = timm.create_model(f"local-dir:{folder / 'export/hub'}", pretrained=True).eval()
-    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 32)
+    images = torch.rand(2, 1, 8, 8)
+    features = model(images)
+    assert features.shape == (2, 32)
+    options = [f"model.{name}={value}" for name, value in (ENCODER | {"pool": pool}).items()]
+    probed = (
+        load_encoder(folder),
+        load_target(str(folder / "export/timm.safetensors"), model="vit_mu", overrides=options, encoder=True),
+    )
+    for each in probed:
+        torch.testing.assert_close(each.model(images), features, rtol=0, atol=1e-5, msg="launch/probe.py judges others")
+        torch.testing.assert_close(FeatureModel(each.model)(images)[0], features, rtol=0, atol=1e-5)
     weights = load_file(folder / "export/timm.safetensors")
     assert weights["norm.weight"].equal(load_file(run / "model_ema.safetensors")["norm.weight"])
 
@@ -212,7 +205,11 @@ def test_images_need_no_labels(recipe: Path, tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (40, 12, 12, 3), dtype=np.uint8)
     for number, pixels in enumerate(noise):
         Image.fromarray(pixels).save(photos / f"{number}.png")
-    folder = train(recipe, tmp_path / "run", f"data.source={photos}", "schedule.steps=2")
+    options = [f"data.source={photos}", "schedule.steps=2"]
+    with pytest.raises(UserError, match="run.probe_every = 3: k-NN needs labels") as caught:
+        train(recipe, tmp_path / "run", *options)
+    assert len(str(caught.value).splitlines()) <= 3
+    folder = train(recipe, tmp_path / "run", *options, "run.probe_every=null")
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["train_images"] == 36
     assert summary["val_images"] == 4

@@ -1,4 +1,4 @@
-"""Ten updates of a tiny model under each strategy and precision, compared with fp32 on one process, and resumed.
+"""Ten steps of a tiny model under each strategy and precision, compared with fp32 on one process, and resumed.
 
 Every function here runs on all ranks, and the result of rank 0 counts.
 """
@@ -55,7 +55,7 @@ def reference(setup: Setup) -> Check:
         return broken("train CPU fp32", "a loss or gradient is not finite", "reinstall torch; report this CPU")
     if problem := resume_problem(setup, folder, "ddp", "fp32"):
         return broken("train CPU fp32", problem, "do not rely on checkpoints; report this machine")
-    value = f"{STEPS} updates on one process, loss {found['train/loss'][-1]:.4f}; resumes bit-exactly"
+    value = f"{STEPS} steps on one process, loss {found['train/loss'][-1]:.4f}; resumes bit-exactly"
     return works("train CPU fp32", value, **found)
 
 

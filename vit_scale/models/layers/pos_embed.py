@@ -72,15 +72,21 @@ class RelativeBias(nn.Module):
 
     relative_position_index: Tensor
 
-    def __init__(self, grid: tuple[int, int], prefix: int, num_heads: int) -> None:
+    def __init__(self, grid: tuple[int, int], prefix: int, num_heads: int, *, all_pairs: bool = True) -> None:
+        """`all_pairs`: keep the index of all pairs of tokens; otherwise every call passes one."""
         super().__init__()
         offsets = (2 * grid[0] - 1) * (2 * grid[1] - 1)
         self.relative_position_bias_table = nn.Parameter(torch.zeros(offsets + (3 if prefix else 0), num_heads))
-        index_NN = relative_index(grid, prefix)
-        self.register_buffer("relative_position_index", index_NN, persistent=False)
+        if all_pairs:
+            self.register_buffer("relative_position_index", relative_index(grid, prefix), persistent=False)
 
-    def forward(self, keep_BN: Tensor | None = None) -> Tensor:
-        """Return the bias to add to the attention scores before softmax, [1 or B, H, N, N]."""
+    def forward(self, keep_BN: Tensor | None = None, index_QN: Tensor | None = None) -> Tensor:
+        """Return the bias to add to the attention scores before softmax, [1 or B, H, N, N].
+
+        `index_QN`: of the pairs of tokens, as `relative_index_between` returns it; None: of all pairs.
+        """
+        if index_QN is not None:
+            return self.relative_position_bias_table[index_QN].permute(2, 0, 1)[None]
         index_BNN = self.relative_position_index[None]
         if keep_BN is not None:
             index_BNN = self.relative_position_index[keep_BN[:, :, None], keep_BN[:, None, :]]
@@ -98,6 +104,19 @@ def relative_index(grid: tuple[int, int], prefix: int) -> Tensor:
     index_NN[prefix:, :prefix] = offsets + 1
     index_NN[:prefix, :prefix] = offsets + 2
     return index_NN
+
+
+def relative_index_between(grid: tuple[int, int], prefix: int, queries_Q: Tensor, keys_N: Tensor) -> Tensor:
+    """Return the row of the bias table per pair of these tokens, [Q, N]."""
+    (down_Q, right_Q), (down_N, right_N) = (
+        ((tokens - prefix) // grid[1], (tokens - prefix) % grid[1]) for tokens in (queries_Q, keys_N)
+    )
+    down_QN, right_QN = (q[:, None] - n[None, :] for q, n in ((down_Q, down_N), (right_Q, right_N)))
+    index_QN = (down_QN + grid[0] - 1) * (2 * grid[1] - 1) + right_QN + grid[1] - 1
+    offsets = (2 * grid[0] - 1) * (2 * grid[1] - 1)
+    to_patch_Q1, of_prefix_N = (queries_Q >= prefix)[:, None], keys_N < prefix
+    index_QN = torch.where(to_patch_Q1 & of_prefix_N, offsets + 1, index_QN)
+    return torch.where(to_patch_Q1, index_QN, torch.where(of_prefix_N, offsets + 2, offsets))
 
 
 def _coordinates(grid: tuple[int, int]) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@
 | whitened      | truncated normal 0.02       | from the training data | truncated normal 0.02     |
 
 Position embeddings, distillation and mask token are truncated normal 0.02 in all of them, biases 0 (1e-6 in jax's MLP).
+Deformable attention is initialized as in its paper in all of them: otherwise its heads would start with equal points.
 Without data, `whitened` is `trunc_normal`; see whitening.py.
 """
 
@@ -19,6 +20,8 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn.init import kaiming_normal_, normal_, trunc_normal_, xavier_uniform_, zeros_
 
+from vit_scale.models.deformable_attention import DeformableAttention
+from vit_scale.models.linear_attention import LinearAttention
 from vit_scale.models.timm_models import TimmModel
 
 Init = Literal["trunc_normal", "timm", "jax", "kaiming_patch", "whitened"]
@@ -40,6 +43,9 @@ def init_weights(model: nn.Module, kind: Init, editing: Editing = nullcontext) -
             _init_linear(module, name, kind, editing)
         elif isinstance(module, nn.Conv2d):
             _init_patch(module, kind, editing)
+    for module in model.modules():
+        if isinstance(module, DeformableAttention):
+            module.init_weights(editing)
     for name, parameter in model.named_parameters():
         if not is_token_or_position(name):
             continue
@@ -48,6 +54,10 @@ def init_weights(model: nn.Module, kind: Init, editing: Editing = nullcontext) -
                 normal_(tensor, std=1e-6)
             else:
                 trunc_normal_(tensor, std=STD)
+    # Last, so that the parameters are those of a model with another kind of attention.
+    for module in model.modules():
+        if isinstance(module, LinearAttention):
+            module.draw_features()
 
 
 def is_token_or_position(parameter_name: str) -> bool:

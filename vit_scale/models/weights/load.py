@@ -31,6 +31,7 @@ from vit_scale.models.weights.resample import (
 )
 
 _TOKENS = ("cls_token", "dist_token", "reg_token")
+_RANDOM_FEATURES = ".attn.random_features"
 _RELATIVE = "rel_pos.relative_position_bias_table"
 
 
@@ -95,6 +96,8 @@ def fit_weights(
                 report.kept.append(name)
         elif name.startswith(_heads(model)):
             report.initialized[name] = f"the weights have {len(tensor)} classes, the model {len(own[name])}"
+        elif name.endswith(_RANDOM_FEATURES):
+            report.initialized[name] = f"the weights have {len(tensor)} random features, the model {len(own[name])}"
         else:
             raise _another_architecture(source, name, tensor.shape, own[name].shape)
     report.initialized |= {name: "not among the weights" for name in own if name not in weights}

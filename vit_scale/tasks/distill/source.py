@@ -57,6 +57,7 @@ def find_teacher(config: Config, *, num_classes: int, in_chans: int) -> TeacherS
             f"distill.teacher = {source} is not a file"
         )
     if is_hub_name(source):
+        _check_name(source, "distill.teacher")
         return _published(source, source)
     if not path.exists():
         raise UserError(f"distill.teacher = {source}: not found; use timm/<name>, a run directory or a weights file")
@@ -67,9 +68,15 @@ def find_teacher(config: Config, *, num_classes: int, in_chans: int) -> TeacherS
     return _of_file(config, source, num_classes, in_chans)
 
 
+def _check_name(name: str, option: str) -> None:
+    try:
+        check_model_name(name)
+    except UserError as error:
+        raise UserError(str(error).replace("model.name", option)) from error
+
+
 def _published(name: str, source: str) -> TeacherSource:
     """Return a teacher with timm's published weights, or a file of the same model."""
-    check_model_name(name)
     from timm.models import get_pretrained_cfg
 
     published = get_pretrained_cfg(name.removeprefix(TIMM_PREFIX))
@@ -89,10 +96,10 @@ def _of_file(config: Config, source: str, num_classes: int, in_chans: int) -> Te
         model = _as_teacher(config.model, num_classes, in_chans)
         normalization = resolve_normalization(config.data, model.name, in_chans)
         return TeacherSource(source, model, normalization, is_own=True)
+    _check_name(name, "distill.teacher_model")
     if name.startswith(TIMM_PREFIX):
         found = _published(name, source)
         return dataclasses.replace(found, model=dataclasses.replace(found.model, num_classes=num_classes))
-    check_model_name(name)
     channels = resolve_variant(ModelConfig(name=name)).in_chans
     model = ModelConfig(name=name, num_classes=num_classes, in_chans=channels)
     return TeacherSource(source, model, resolve_normalization(type(config.data)(), name, channels))

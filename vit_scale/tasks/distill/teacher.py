@@ -78,7 +78,9 @@ def load_teacher(source: TeacherSource, student: tuple[Values, Values]) -> Teach
     try:
         model, report = _load(source)
     except UserError as error:
-        raise UserError(str(error).replace("model.weights = ", "distill.teacher = ")) from error
+        text = str(error).replace("model.weights = ", "distill.teacher = ")
+        hint = "use the model.name that they were trained with", "set distill.teacher_model, or use their run directory"
+        raise UserError(text.replace(*hint)) from error
     unused = {name: why for name, why in report.skipped.items() if not name.startswith(ADDED)}
     if problems := report.initialized | report.resized | unused:
         name, reason = next(iter(problems.items()))

@@ -20,7 +20,7 @@ from vit_scale.models import construct_from_config
 from vit_scale.models.create import check_kernel
 from vit_scale.models.decoders.mae import MaeDecoder, MaskedAutoencoder, decoder_variant
 from vit_scale.models.interface import backbone_of
-from vit_scale.models.variants import TIMM_PREFIX, Variant, resolve_variant
+from vit_scale.models.variants import TIMM_PREFIX, Variant, is_grouped, resolve_variant
 from vit_scale.models.weights.init import Editing, init_weights
 from vit_scale.schedule import Plan
 from vit_scale.tasks.mae.patches import (
@@ -40,7 +40,7 @@ class MaskedAutoencoding(Task):
     """Needs no labels. The encoder computes the patches that are not masked, a small decoder predicts the pixels."""
 
     name = "mae"
-    commands = ("eval", "finetune")
+    commands = ("eval", "probe", "finetune")
     metrics = (Metric("loss", "loss", higher=False, percent=False, title="Reconstruction loss"),)
     target = NoTarget()
 
@@ -114,9 +114,9 @@ class MaskedAutoencoding(Task):
     def header(self) -> dict[str, str]:
         mae, patches = self.config.mae, self.grid[0] * self.grid[1]
         masked = patches - count_kept(patches, mae.mask_ratio)
-        target = "pixels normalized per patch" if mae.norm_pixels else "pixels"
+        normalized = ", normalized per patch" if mae.norm_pixels else ""
         return {
-            "masked": f"{masked:,} of {patches:,} patches, whose {target} are predicted",
+            "masked": f"{masked:,} of {patches:,} patches; predicts their pixels{normalized}",
             "decoder": f"{mae.decoder_depth} blocks, dimension {mae.decoder_dim}, {mae.decoder_heads} heads",
         }
 
@@ -151,19 +151,29 @@ def _check_options(config: Config) -> None:
         raise UserError(
             f"model.num_classes = {model.num_classes}: task.name = mae trains no head; fine-tune with classes later"
         )
-    needless = {
-        "model.patch_dropout": model.patch_dropout,
-        "model.distilled": model.distilled,
-        "augment.mixup": augment.mixup,
-        "augment.cutmix": augment.cutmix,
-        "augment.label_smoothing": augment.label_smoothing,
-        "augment.no_mix_epochs": augment.no_mix_epochs,
-        "optim.class_weights": config.optim.class_weights,
+    if is_grouped(resolve_variant(model)):
+        raise UserError(
+            f"model.attention = {model.attention} and task.name = mae exclude each other: the encoder computes only "
+            "the patches that are not masked, and groups of patches need all. Use model.attention=full or linear."
+        )
+    if model.patch_dropout:
+        raise UserError(
+            f"model.patch_dropout = {model.patch_dropout}: has no meaning for task.name = mae, where mae.mask_ratio "
+            "says what is masked; set model.patch_dropout=0"
+        )
+    off: dict[str, tuple[Any, str]] = {
+        "model.distilled": (model.distilled, "false"),
+        "augment.mixup": (augment.mixup, "0"),
+        "augment.cutmix": (augment.cutmix, "0"),
+        "augment.label_smoothing": (augment.label_smoothing, "0"),
+        "augment.no_mix_epochs": (augment.no_mix_epochs, "0"),
+        "optim.class_weights": (config.optim.class_weights, "null"),
     }
-    for key, value in needless.items():
-        if value:
-            why = "mae.mask_ratio says what is masked" if key == "model.patch_dropout" else "it needs labels"
-            raise UserError(f"{key} = {value}: has no meaning for task.name = mae; {why}")
+    found = {key: (value, neutral) for key, (value, neutral) in off.items() if value}
+    if found:
+        named = ", ".join(f"{key} = {value}" for key, (value, _) in found.items())
+        neutral = " ".join(f"{key}={neutral}" for key, (_, neutral) in found.items())
+        raise UserError(f"{named}: has no meaning for task.name = mae, which learns without labels; set {neutral}")
     if config.optim.loss != "cross_entropy":
         raise UserError(f"optim.loss = {config.optim.loss}: task.name = mae has a loss of its own, over pixels")
 

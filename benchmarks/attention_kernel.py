@@ -1,6 +1,6 @@
 """CPU attention kernel vs. torch's scaled_dot_product_attention, forward and backward.
 
-    python benchmarks/cpu_attention.py [--rounds 20] [--shapes 16x197x6x64 ...] [--json]
+    python benchmarks/attention_kernel.py [--rounds 20] [--shapes 16x197x6x64 ...] [--json]
 
 Both start from the output of a fused query, key and value projection and end with its gradient, which is checked to be
 equal before timing. Always runs on CPU, regardless of `--device`: on GPU, torch's kernels are used.
