@@ -91,9 +91,12 @@ def _scatter(axes: Any, places: np.ndarray, labels: np.ndarray, names: Sequence[
     if others.any():
         count = len(np.unique(labels[others]))
         axes.scatter(*places[others].T, s=6, color="#d0d0d0", linewidths=0, label=f"{count:,} other classes")
+    # In random order, so that no class covers another where points overlap.
+    shown = np.random.default_rng(0).permutation(np.flatnonzero(~others))
+    axes.scatter(*places[shown].T, s=14, c=[colors[int(each)] for each in labels[shown]], linewidths=0, alpha=0.8)
     for each, color in colors.items():
         name = names[each] if len(names[each]) <= 24 else f"{names[each][:23]}…"
-        axes.scatter(*places[labels == each].T, s=14, color=color, linewidths=0, alpha=0.8, label=name)
+        axes.scatter([], [], s=14, color=color, linewidths=0, label=name)
     axes.set_xticks([])
     axes.set_yticks([])
     for side in ("top", "right", "left", "bottom"):
