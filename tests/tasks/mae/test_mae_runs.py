@@ -88,7 +88,7 @@ def test_final_weights_are_the_encoder_under_timms_names(run: Path) -> None:
 
 def test_images_say_whose_statistics_were_used(run: Path) -> None:
     shown = json.loads((run / "summary.json").read_text())["pictures"]
-    assert list(shown) == ["batch", "reconstructions"]
+    assert list(shown) == ["batch", "reconstructions", "attention_overview"]
     assert "true mean and variance of each patch of the original image" in shown["reconstructions"]["caption"]
     with Image.open(run / "pictures/reconstructions.png") as image:
         assert image.width > 6 * 168, "six tiles in a row"
