@@ -188,7 +188,7 @@ def draw(sides: dict[str, Side], path: Path) -> None:
     ):
         for name, side in sides.items():
             color = None
-            for runs, style, kind in ((side["runs"], "-", ""), (side.get("knn", {}), ":", ", 20-NN before")):
+            for runs, style, kind in ((side["runs"], "-", ""), (side.get("knn", {}), ":", ": 20-NN during MAE")):
                 columns = list(zip(*runs.values(), strict=True))
                 if not columns:
                     continue
@@ -198,6 +198,9 @@ def draw(sides: dict[str, Side], path: Path) -> None:
                 color = line.get_color()
                 axes.fill_between(x, list(map(min, y)), list(map(max, y)), color=color, alpha=0.2)
         axes.set(xlabel=label, xscale="log", ylim=(0, 100))
+        axes.xaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_locator(mpl.ticker.NullLocator())
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("CIFAR-10 test top-1, %")
     panels[0].legend(loc="lower right", fontsize=8)
