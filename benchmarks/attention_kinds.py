@@ -4,25 +4,20 @@
 
 Forward, backward and AdamW step of two blocks of ViT-S (width 384, 6 heads, one class token), all kinds alternately in
 one process. From 1,024 tokens on, the target is the ratio of the training FLOPs of both models plus 0.1. Peak memory is
-what three steps add to a process that has imported the libraries, on a GPU what torch has allocated. No kernel keeps an
-N x N matrix for the backward pass, so memory is about the same for all kinds; `explicit` is full attention that does.
+the maximum that torch's allocator has allocated in three steps. No kernel keeps an N x N matrix for the backward pass,
+so memory is about the same for all kinds; `explicit` is full attention that does.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import resource
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from math import isqrt
-from pathlib import Path
 from typing import Any
 
 import torch
 from compare import Row, compare, interleave, parser, seconds, show
-from programs import run_program
 from torch import nn
 from train_step import step_of
 
@@ -50,11 +45,7 @@ def main() -> None:
     options = parser(__doc__, rounds=5)
     options.add_argument("--tokens", nargs="+", type=int, default=list(KINDS), choices=list(KINDS))
     options.add_argument("--blocks", type=int, default=2, help="(default: %(default)s)")
-    options.add_argument("--peak-of", help=argparse.SUPPRESS)
     args = options.parse_args()
-    if args.peak_of:
-        print(json.dumps({"peak": own_peak(args.peak_of, args.tokens[0], args)}))
-        return
     show([row for tokens in args.tokens for row in measure(tokens, args)], args)
 
 
@@ -85,7 +76,7 @@ def measure(tokens: int, args: argparse.Namespace) -> list[Row]:
 
     values = interleave({kind: milliseconds(step) for kind, step in steps.items()}, args.rounds, warmup=1)
     del models, steps
-    peaks = {kind: peak_of(kind, tokens, args) / MEGABYTE for kind in (*flops, "explicit")}
+    peaks = {kind: peak(kind, tokens, args) for kind in (*flops, "explicit")}
     rows = []
     for kind in KINDS[tokens]:
         name, predicted = f"{tokens:,} tokens, {kind}", flops[kind] / flops["full"]
@@ -110,15 +101,8 @@ def measure(tokens: int, args: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def peak_of(kind: str, tokens: int, args: argparse.Namespace) -> int:
-    """Measure the peak memory of a kind in a process of its own."""
-    options = ["--peak-of", kind, "--tokens", str(tokens), "--blocks", str(args.blocks), "--device", args.device]
-    out = run_program([sys.executable, str(Path(__file__)), *options])
-    return int(json.loads(out.splitlines()[-1])["peak"])
-
-
-def own_peak(kind: str, tokens: int, args: argparse.Namespace) -> int:
-    """Return the bytes that three steps add to this process."""
+def peak(kind: str, tokens: int, args: argparse.Namespace) -> float:
+    """Return the peak memory of three steps, including the model, in MB."""
 
     def train() -> object:
         step = step_for(build(kind, tokens, args.blocks), tokens, args.device)
@@ -126,13 +110,7 @@ def own_peak(kind: str, tokens: int, args: argparse.Namespace) -> int:
             step()
         return step
 
-    if args.device == "cuda":
-        return peak_bytes(train, "cuda")
-    torch.mm(torch.ones(64, 64), torch.ones(64, 64))  # Start threads and load libraries first.
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    held = train()
-    del held
-    return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    return peak_bytes(train, args.device) / MEGABYTE
 
 
 if __name__ == "__main__":
