@@ -21,8 +21,8 @@ def print_judgement(judgement: Judgement, about: dict[str, str]) -> None:
         console.print(f"{name:<{width}}  {value}", soft_wrap=True)
     ks = list(judgement.blocks[0].knn)
     has_probe = judgement.blocks[0].linear is not None
-    headings = ["lr", "weight decay", "held out"] if has_probe else []
-    table = make_table("features of", *(f"{k}-NN" for k in ks), *(["linear probe"] if has_probe else []), *headings)
+    headings = ["linear\nprobe", "lr", "weight\ndecay", "held\nout"] if has_probe else []  # for 80 columns
+    table = make_table("features of", *(f"{k}-NN" for k in ks), *headings)
     for block in judgement.blocks:
         table.add_row(block.name, *(percent(block.knn[k]) for k in ks), *_linear_cells(block))
     console.print("\nTop-1 accuracy", style="bold", soft_wrap=True)

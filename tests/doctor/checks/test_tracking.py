@@ -60,6 +60,8 @@ def test_server_that_rejects_the_key_is_recognized(monkeypatch: pytest.MonkeyPat
     sys.path.insert(0, str(root / "tests"))
     from wandb_server import WandbServer
 
+    wandb.teardown()  # The client remembers whether an earlier test of this process was offline.
+    monkeypatch.delenv("WANDB_MODE", raising=False)
     with WandbServer("refusing") as server:
         for name, value in server.environment().items():
             monkeypatch.setenv(name, value)
